@@ -1,0 +1,3 @@
+"""wheelmill: a reproducible builder of CUDA wheels for Python."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,154 @@
+"""Plans: what would be built, from what, with how many jobs and why; printable before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .arch import served
+from .derivation import Derivation
+from .resources import Grant, gib
+from .stack import Prebuilt, Stack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolkitSummary:
+    """The toolkit that would be used, as JSON shows it."""
+
+    cuda: str
+    nvcc: str
+    provider: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """One derivation with what is known of its build. `state`: built, substitute or build."""
+
+    derivation: Derivation
+    state: str
+    wheel: str
+    grant: Grant
+    toolkit: ToolkitSummary | None
+
+    @property
+    def units(self) -> int:
+        """Translation units of the release or its variant."""
+        return self.resources.units
+
+    @property
+    def resources(self) -> "ReleaseResources":
+        """The figures of the variant where one is chosen."""
+        chosen = self.derivation.variant or self.derivation.release
+        return ReleaseResources(units=chosen.resources.units, cpu_seconds=chosen.resources.cpu_seconds)
+
+    @property
+    def ideal_seconds(self) -> int:
+        """CPU seconds over the jobs granted: no schedule can be shorter. 0 where no figure was measured."""
+        return self.resources.cpu_seconds // self.grant.granted
+
+    @property
+    def advisories(self) -> tuple[str, ...]:
+        """What a user should know of this release and variant."""
+        variant = self.derivation.variant
+        return (*self.derivation.release.advisories, *(variant.advisories if variant else ()))
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields of `plan --json`."""
+        drv = self.derivation
+        gpus, not_served = served(drv.archs)
+        return {
+            "name": drv.name,
+            "version": drv.full_version,
+            "drv": drv.drv,
+            "wheel": self.wheel,
+            "state": self.state,
+            "archs": [str(arch) for arch in drv.archs],
+            "gpus": list(gpus),
+            "gpus_not_served": list(not_served),
+            "toolkit": None
+            if self.toolkit is None
+            else {"cuda": self.toolkit.cuda, "nvcc": self.toolkit.nvcc, "provider": self.toolkit.provider},
+            "translation_units": self.units,
+            "jobs": {
+                "requested": self.grant.requested,
+                "granted": self.grant.granted,
+                "limited_by": self.grant.limited_by,
+                "reason": self.grant.reason,
+            },
+            "peak_memory_bytes": self.grant.granted * self.grant.memory_per_compile,
+            "ideal_seconds": self.ideal_seconds,
+            "advisories": list(self.advisories),
+        }
+
+    def paragraph(self) -> str:
+        """Say in a few lines what will happen and why."""
+        drv = self.derivation
+        gpus, _ = served(drv.archs)
+        toolkit = f"CUDA {self.toolkit.cuda} ({self.toolkit.provider})" if self.toolkit else "no toolkit here"
+        lines = [
+            f"{drv.name} {drv.full_version}  [{self.state}]  drv {drv.drv[:12]}",
+            f"  for {', '.join(arch.sm for arch in drv.archs)} ({', '.join(gpus[:4]) or 'no GPU in the table'}), {toolkit}",
+            f"  {self.units} translation units of up to {gib(self.grant.memory_per_compile)}; jobs: {self.grant.reason}",
+        ]
+        if self.ideal_seconds and self.state == "build":
+            lines.append(f"  ideal time {spell_seconds(self.ideal_seconds)} on {self.grant.granted} at once")
+        lines += [f"  note: {text}" for text in self.advisories]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseResources:
+    """Units and CPU seconds of what is planned."""
+
+    units: int
+    cpu_seconds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything that was selected, and the problems that would stop it here."""
+
+    stack: Stack
+    items: tuple[Planned, ...]
+    prebuilt: tuple[Prebuilt, ...]
+    problems: tuple[Mapping[str, str], ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Give the document of `plan --json`."""
+        return {
+            "schema": 1,
+            "stack": self.stack.name,
+            "derivations": [
+                *(item.to_json() for item in self.items),
+                *(prebuilt_json(member, self.stack) for member in self.prebuilt),
+            ],
+            "problems": [dict(problem) for problem in self.problems],
+        }
+
+
+def prebuilt_json(member: Prebuilt, stack: Stack) -> dict[str, object]:
+    """A member taken as published: its file's digest stands for the derivation."""
+    return {
+        "name": member.name,
+        "version": member.version,
+        "drv": member.sha256,
+        "wheel": member.file,
+        "state": "prebuilt",
+        "archs": [],
+        "gpus": [],
+        "gpus_not_served": [],
+        "toolkit": {"cuda": stack.cuda, "nvcc": None, "provider": "published"},
+        "translation_units": 0,
+        "jobs": {"requested": None, "granted": 0, "limited_by": "units", "reason": "taken as published"},
+        "peak_memory_bytes": 0,
+        "ideal_seconds": 0,
+        "advisories": [],
+    }
+
+
+def spell_seconds(seconds: float) -> str:
+    """Spell a duration for people: `48 s`, `3 min 20 s`, `2 h 31 min`."""
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004
+        return f"{whole} s"
+    if whole < 3600:  # noqa: PLR2004
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
