@@ -103,9 +103,7 @@ class SystemRunner:
                     on_line(line)
         if process.returncode:
             raise CommandFailedError(argv, process.returncode, tail=list(tail), log=log)
-        return Completed(
-            argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=time.monotonic() - started
-        )
+        return Completed(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=time.monotonic() - started)
 
 
 def popen(

@@ -133,9 +133,7 @@ def string_map(field: Field) -> dict[str, str]:
     values = field.of(dict)
     for name, value in values.items():
         if not isinstance(value, str):
-            raise field.owner.error(
-                f"{field.key}.{name}", f"must be a string (quote it), found {value!r}"
-            )
+            raise table(field).error(name, f"must be a string (quote it), found {value!r}")
     return dict(values)
 
 

@@ -65,7 +65,7 @@ class Catalog:
             raise UsageError(
                 f"stack {stack.name} does not pin {recipe.name}, and its recipe has {len(recipe.releases)} versions: "
                 f"{', '.join(sorted(recipe.releases))}",
-                advice=f"Add `{recipe.name} = \"VERSION\"` under [packages] in {stack.file}.",
+                advice=f'Add `{recipe.name} = "VERSION"` under [packages] in {stack.file}.',
             )
         if version not in recipe.releases:
             raise RecipeError(

@@ -110,10 +110,18 @@ class Derivation:
             "name": self.name,
             "version": self.version,
             "revision": self.release.revision,
-            "source": {"kind": "index" if isinstance(source, IndexSource) else "tree", "sha256": source.sha256},
+            "source": {
+                "kind": "index" if isinstance(source, IndexSource) else "tree",
+                "sha256": source.sha256,
+            },
             "patches": [patch.sha256 for patch in self.patches],
             "build_lock": self.build_lock.digest,
-            "python": {"implementation": "cpython", "release": self.python, "abi": self.abi, "machine": "x86_64"},
+            "python": {
+                "implementation": "cpython",
+                "release": self.python,
+                "abi": self.abi,
+                "machine": "x86_64",
+            },
             "torch": {"version": self.stack.torch.version, "sha256": self.stack.torch.sha256},
             "toolkit": {
                 "name": self.toolkit.name,

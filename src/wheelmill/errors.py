@@ -174,6 +174,12 @@ class VerifyError(WheelmillError):
     exit_status = 8
 
 
+class DeviceCodeError(VerifyError):
+    """Bytes that should be compiled GPU code, or the ELF file around them, cannot be read."""
+
+    default_advice = "The file is damaged or was not made by nvcc: build it or download it again."
+
+
 # 130: interrupted ------------------------------------------------------------------------------------
 
 

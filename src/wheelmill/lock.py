@@ -68,7 +68,8 @@ def parse_pin(body: str, *, file: str) -> Pin:
     """Read one joined line `name==version --hash=sha256:…`."""
     if body.startswith("-"):
         raise RecipeError(
-            f"option {body.split()[0]!r} has no place in a lock: the user's own settings say where files come from",
+            f"option {body.split(maxsplit=1)[0]!r} has no place in a lock: "
+            "the user's own settings say where files come from",
             file=file,
         )
     words = body.split()

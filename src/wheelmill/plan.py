@@ -125,7 +125,7 @@ class Plan:
 
 
 def prebuilt_json(member: Prebuilt, stack: Stack) -> dict[str, object]:
-    """A member taken as published: its file's digest stands for the derivation."""
+    """Describe a member taken as published: its file's digest stands for the derivation."""
     return {
         "name": member.name,
         "version": member.version,
@@ -147,8 +147,8 @@ def prebuilt_json(member: Prebuilt, stack: Stack) -> dict[str, object]:
 def spell_seconds(seconds: float) -> str:
     """Spell a duration for people: `48 s`, `3 min 20 s`, `2 h 31 min`."""
     whole = round(seconds)
-    if whole < 60:  # noqa: PLR2004
+    if whole < 60:
         return f"{whole} s"
-    if whole < 3600:  # noqa: PLR2004
+    if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -10,7 +10,6 @@ from packaging.version import InvalidVersion, Version
 from ._validate import (
     Field,
     Table,
-    boolean,
     integer,
     one_of,
     relative_path,
@@ -20,6 +19,7 @@ from ._validate import (
     string,
     string_map,
     strings,
+    table,
 )
 from .arch import Arch
 
@@ -188,13 +188,10 @@ def parse_release(version: str, table: Table) -> Release:
             nvcc_threads=table.optional("nvcc-threads", positive, 1),
             resources=resources,
             checks=parse_checks(table.subtable("checks")),
-            licenses=tuple(
-                parse_license(entry, path) for path, entry in table.subtables("licenses").items()
-            ),
+            licenses=tuple(parse_license(entry, path) for path, entry in table.subtables("licenses").items()),
             advisories=table.optional("advisories", strings, ()),
             variants={
-                name: parse_variant(name, entry, resources)
-                for name, entry in table.subtables("variant").items()
+                name: parse_variant(name, entry, resources) for name, entry in table.subtables("variant").items()
             },
         )
 
@@ -222,7 +219,7 @@ def parse_arch_control(table: Table) -> ArchControl:
             variable=variable,
             spelling=table.optional("spelling", one_of("digits", "dotted"), "digits"),
             separator=table.optional("separator", string, ";"),
-            supports=tuple(arch.dotted for arch in table.optional("supports", archs, ())),
+            supports=table.optional("supports", arch_names, ()),
         )
 
 
@@ -302,6 +299,11 @@ def archs(field: Field) -> tuple[Arch, ...]:
         raise field.error(str(error)) from None
 
 
+def arch_names(field: Field) -> tuple[str, ...]:
+    """Read a list of GPU architectures, as `10.0`."""
+    return tuple(arch.dotted for arch in archs(field))
+
+
 RESERVED_VARIABLES = {
     "MAX_JOBS": "jobs are the user's and the governor's (--max-jobs)",
     "NVCC_THREADS": "write nvcc-threads",
@@ -320,24 +322,5 @@ def environment(field: Field) -> dict[str, str]:
     values = string_map(field)
     for name in values:
         if name in RESERVED_VARIABLES:
-            raise field.owner.error(f"{field.key}.{name}", f"is set by wheelmill: {RESERVED_VARIABLES[name]}")
+            raise table(field).error(name, f"is set by wheelmill: {RESERVED_VARIABLES[name]}")
     return values
-
-
-__all__ = [
-    "ArchControl",
-    "Checks",
-    "IndexSource",
-    "LicenseFile",
-    "Recipe",
-    "Release",
-    "Resources",
-    "Source",
-    "TreeSource",
-    "Variant",
-    "archs",
-    "boolean",
-    "parse_recipe",
-    "positive",
-    "project_name",
-]

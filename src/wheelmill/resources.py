@@ -48,7 +48,12 @@ def grant(*, requested: int | None, cpus: int, available: int, memory_per_compil
             f"({gib(available)} available less a reserve of {gib(available - usable)})",
             advice="Free memory, raise the container's limit or give --memory, or build on a larger machine.",
         )
-    candidates = {"request": requested or by_memory + cpus + units, "memory": by_memory, "cores": cpus, "units": units}
+    candidates = {
+        "request": requested or by_memory + cpus + units,
+        "memory": by_memory,
+        "cores": cpus,
+        "units": units,
+    }
     limited_by = min(candidates, key=lambda name: candidates[name])
     granted = max(1, candidates[limited_by])
     reasons = {

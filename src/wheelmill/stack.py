@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ._validate import Field, Table, relative_path, sha256, string, string_map
 from .arch import Arch
-from .recipe import archs, project_name
+from .recipe import archs
 from .toolkit_recipe import cuda_release
 
 
@@ -57,9 +57,7 @@ class Stack:
 def parse_stack(values: Mapping[str, object], *, file: str) -> Stack:
     """Read one stack; RecipeError names file and key path."""
     with Table(values, file=file) as root:
-        prebuilt = {
-            name: parse_prebuilt(name, table) for name, table in root.subtables("prebuilt").items()
-        }
+        prebuilt = {name: parse_prebuilt(name, table) for name, table in root.subtables("prebuilt").items()}
         if "torch" not in prebuilt:
             raise root.error("prebuilt.torch", "missing: every stack pins torch by file and sha256")
         return Stack(
@@ -97,6 +95,3 @@ def python_release(field: Field) -> str:
     if not (major == "3" and dot and minor.isdigit()):
         raise field.error(f"must be a CPython release like '3.12', found {value!r}")
     return value
-
-
-__all__ = ["Prebuilt", "Stack", "parse_stack", "project_name"]

@@ -60,7 +60,8 @@ def parse_wheels(table: Table) -> WheelProvider:
     """Read the [wheels] provider."""
     with table:
         return WheelProvider(
-            requirements=table.required("requirements", relative_path), root=table.required("root", relative_path)
+            requirements=table.required("requirements", relative_path),
+            root=table.required("root", relative_path),
         )
 
 

@@ -1,0 +1,79 @@
+"""The architecture is one ordered line."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "wheelmill"
+ORDER = [
+    "errors",
+    "_validate",
+    "arch",
+    "recipe",
+    "toolkit_recipe",
+    "stack",
+    "lock",
+    "catalog",
+    "derivation",
+    "limits",
+    "resources",
+    "plan",
+    "device_code",
+    "elf",
+    "_process",
+    "_console",
+    "runtime",
+    "store",
+    "fetch",
+    "source",
+    "wheel_file",
+    "inspection",
+    "interpreter",
+    "toolkit",
+    "governor",
+    "shims",
+    "environment",
+    "preflight",
+    "build",
+    "repair",
+    "provenance",
+    "verify",
+    "wheelhouse",
+    "index",
+    "install",
+    "resolve",
+    "pipeline",
+    "cli",
+    "__main__",
+]
+ALONE = {"_launcher"}
+MODULES = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+
+
+def test_every_module_has_its_place() -> None:
+    """The order names every module, and no other."""
+    assert {path.stem for path in MODULES} == set(ORDER) | ALONE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_imports_point_down(path: Path) -> None:
+    """A module imports only modules that stand before it in ORDER."""
+    earlier = set(ORDER[: ORDER.index(path.stem)]) if path.stem in ORDER else set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(level=1, module=None, names=names):
+                assert {alias.name for alias in names} <= earlier | {"__version__"}
+            case ast.ImportFrom(level=1, module=str(module)):
+                assert module in earlier
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_one_module_runs_programs_and_one_reads_the_environment(path: Path) -> None:
+    """Only _process (and the launcher, a program of its own) imports subprocess; only runtime reads os.environ."""
+    text = path.read_text(encoding="utf-8")
+    if path.stem not in {"_process", "_launcher"}:
+        assert "import subprocess" not in text
+    if path.stem not in {"runtime", "_launcher"}:
+        assert "os.environ" not in text
+        assert "os.getenv" not in text
