@@ -165,6 +165,24 @@ class RepairError(WheelmillError):
     exit_status = 7
 
 
+class ForeignLibraryError(RepairError):
+    """Compiled code needs a library that nobody the wheel requires will bring."""
+
+    kind = "missing-library"
+
+
+class AbiMismatchError(RepairError):
+    """Compiled code needs another major version of a library than the locked stack has."""
+
+    kind = "abi-mismatch"
+
+
+class PlatformFloorError(RepairError):
+    """Compiled code needs a newer C or C++ library than it may."""
+
+    kind = "glibc-too-old"
+
+
 # 8: verify -------------------------------------------------------------------------------------------
 
 
@@ -172,6 +190,16 @@ class VerifyError(WheelmillError):
     """A wheel is not what it claims or what was asked for."""
 
     exit_status = 8
+
+
+class MalformedWheelError(VerifyError):
+    """A wheel file breaks the format: everything that is off, at once."""
+
+    default_advice = "Delete the file and build it again, or copy it again if it came from elsewhere."
+
+    def __init__(self, path: Path, problems: Sequence[str]) -> None:
+        super().__init__("\n".join([f"{path} is not a sound wheel:", *(f"  {text}" for text in problems)]))
+        self.path, self.problems = path, tuple(problems)
 
 
 class DeviceCodeError(VerifyError):

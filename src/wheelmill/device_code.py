@@ -1,0 +1,294 @@
+"""The census of compiled GPU code: what a `.nv_fatbin` section holds, read without NVIDIA's tools.
+
+NVIDIA does not document the layout; it was learnt from files that nvcc 11.7 to 13.0 made, and the integration
+tests hold it against `cuobjdump`. A section is a row of fat binaries, padded with zeros; each is a header of
+16 bytes and a row of entries; an entry is a header of at least 64 bytes, and a payload.
+"""
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from typing import BinaryIO, Self
+
+import lz4.block
+import zstandard
+
+from .arch import Arch
+from .errors import DeviceCodeError
+
+MAGIC = 0xBA55ED50
+FATBIN = struct.Struct("<IHHQ")
+"""Magic, version, size of this header, size of all entries."""
+ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+"""Kind, version, size of this header, size of the payload with padding; its compressed size, offset of
+options, minor, major, architecture, offset and length of a name, flags, reserved, its size once unpacked."""
+
+VERSION = 1
+KINDS = {1: "ptx", 2: "elf", 8: "lto"}
+ARCH_SPECIFIC, FAMILY_SPECIFIC = 0x100000, 0x200000
+ARCH_NUMBERS = range(10, 10_000)
+COMPRESSION = {0: "", 0x2000: "lz4", 0x8000: "zstd"}
+"""CUDA 12 compresses with LZ4, CUDA 13 with zstd."""
+
+MAX_ENTRIES = 1_000_000
+"""libtorch_cuda.so of torch 2.11 has 2789; a section of empty entries must not keep us busy for minutes."""
+MAX_UNPACKED = 1 << 31
+LZ4_MAX_RATIO = 255
+PLACEHOLDER_MAX = 4096
+"""nvcc's device link adds cubins without code of 1.5 to 2 KB (for sm_52, where the link named no arch)."""
+CODE_OR_DATA = (b".text.", b".nv.global", b".nv.constant")
+CUBIN_HEADER = 64
+PTX_HEAD = 1 << 16
+PTX_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(sm_[0-9]+[af]?)", re.MULTILINE)
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One piece of device code: `elf` (machine code), `ptx`, `lto` or `kind-N`."""
+
+    kind: str
+    arch: Arch
+    size: int
+    """Bytes once unpacked."""
+    stored: int
+    """Bytes in the file."""
+    compressed: str
+    """`lz4`, `zstd` or nothing."""
+    offset: int
+    """Of the payload in the section."""
+    placeholder: bool = False
+    """A cubin without code or data, as nvcc's device link leaves behind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Census:
+    """How many entries there are of each architecture; placeholders are counted in `sass` too."""
+
+    sass: Mapping[str, int] = field(default_factory=dict)
+    ptx: Mapping[str, int] = field(default_factory=dict)
+    placeholders: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Count entries by kind and architecture, oldest architecture first."""
+        found = tuple(entries)
+        return cls(
+            sass=tally(entry.arch for entry in found if entry.kind == "elf"),
+            ptx=tally(entry.arch for entry in found if entry.kind == "ptx"),
+            placeholders=tally(entry.arch for entry in found if entry.placeholder),
+        )
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """Every architecture there is real code of: machine code, and PTX with `ptx` set."""
+        sass = [Arch.of_code(name) for name, n in self.sass.items() if n > self.placeholders.get(name, 0)]
+        return (*sass, *(replace(Arch.of_code(name), ptx=True) for name in self.ptx))
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Give the fields of `inspect --json`."""
+        return {"sass": dict(self.sass), "ptx": dict(self.ptx)}
+
+
+def tally(archs: Iterable[Arch]) -> dict[str, int]:
+    """Count by nvcc's name of the architecture."""
+    return {arch.sm: count for arch, count in sorted(Counter(archs).items())}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """A section as a part of a file, so that one of hundreds of megabytes never lies in memory."""
+
+    stream: BinaryIO
+    start: int
+    size: int
+
+    def at(self, offset: int, count: int) -> bytes:
+        """Read so many bytes; raises DeviceCodeError when they are not all there."""
+        if offset + count > self.size:
+            raise DeviceCodeError(
+                f"device code at offset {offset}: {count} bytes are wanted and the section ends "
+                f"after {self.size - offset}"
+            )
+        self.stream.seek(self.start + offset)
+        data = self.stream.read(count)
+        if len(data) != count:
+            raise DeviceCodeError(f"device code at offset {offset}: the file ends in the middle of it")
+        return data
+
+
+def read(
+    section: bytes | memoryview | BinaryIO, *, start: int = 0, size: int | None = None, deep: bool = False
+) -> tuple[Entry, ...]:
+    """List the entries of a `.nv_fatbin` or `__nv_relfatbin` section.
+
+    `start` and `size` say where in a file the section lies; `deep` also unpacks each entry and compares the
+    architecture in its own header. Raises DeviceCodeError for bytes that nvcc did not write.
+    """
+    region = region_of(section, start=start, size=size)
+    found: list[Entry] = []
+    for entry in entries(region):
+        if len(found) == MAX_ENTRIES:
+            raise DeviceCodeError(f"device code with more than {MAX_ENTRIES} entries")
+        if deep:
+            compare_with_content(region, entry)
+        found.append(entry)
+    return tuple(found)
+
+
+def payload(section: bytes | memoryview | BinaryIO, entry: Entry, *, start: int = 0, size: int | None = None) -> bytes:
+    """Unpack an entry that `read` found: a cubin, or PTX text with the zeros after it.
+
+    Raises DeviceCodeError when it does not unpack to the size it claims.
+    """
+    return unpack(region_of(section, start=start, size=size), entry, entry.size)
+
+
+def region_of(section: bytes | memoryview | BinaryIO, *, start: int, size: int | None) -> Region:
+    """Look at bytes and files alike."""
+    stream = BytesIO(section) if isinstance(section, bytes | memoryview) else section
+    if size is None:
+        size = stream.seek(0, 2) - start
+    return Region(stream=stream, start=start, size=size)
+
+
+def entries(region: Region) -> Iterator[Entry]:
+    """Walk fat binary after fat binary; every step goes forward, so it ends."""
+    offset = past_padding(region, 0)
+    while offset < region.size:
+        magic, version, header, length = FATBIN.unpack(region.at(offset, FATBIN.size))
+        if magic != MAGIC or version != VERSION or header < FATBIN.size:
+            raise DeviceCodeError(
+                f"device code at offset {offset}: no fat binary (magic {magic:#x}, version {version}, "
+                f"header of {header} bytes)"
+            )
+        end = offset + header + length
+        if end > region.size:
+            raise DeviceCodeError(
+                f"device code at offset {offset}: a fat binary of {header + length} bytes, "
+                f"and the section ends after {region.size - offset}"
+            )
+        offset += header
+        while offset < end:
+            entry, offset = entry_at(region, offset, end)
+            yield entry
+        offset = past_padding(region, end)
+
+
+def past_padding(region: Region, offset: int) -> int:
+    """Find the next byte that is not zero: linkers pad, and a fat binary never begins with zero."""
+    while offset < region.size:
+        chunk = region.at(offset, min(CHUNK, region.size - offset))
+        if rest := chunk.lstrip(b"\0"):
+            return offset + len(chunk) - len(rest)
+        offset += len(chunk)
+    return offset
+
+
+def entry_at(region: Region, offset: int, end: int) -> tuple[Entry, int]:
+    """Read the entry that begins here, and say where the next one begins."""
+    fields = ENTRY.unpack(region.at(offset, ENTRY.size))
+    kind, _, header, padded, packed, _, _, _, number, _, _, flags, _, unpacked = fields
+    compression = COMPRESSION.get(flags & 0xA000)
+    following = offset + header + padded
+    possible = header >= ENTRY.size and following <= end and packed <= padded and number in ARCH_NUMBERS
+    if not possible or compression is None:
+        raise DeviceCodeError(
+            f"device code at offset {offset}: an entry that cannot be (architecture {number}, "
+            f"flags {flags:#x}, header of {header} bytes, {padded} bytes of which {packed} are used, "
+            f"{end - offset} are left)"
+        )
+    entry = Entry(
+        kind=KINDS.get(kind, f"kind-{kind}"),
+        arch=Arch(
+            major=number // 10,
+            minor=number % 10,
+            suffix="a" if flags & ARCH_SPECIFIC else "f" if flags & FAMILY_SPECIFIC else "",
+            ptx=KINDS.get(kind) == "ptx",
+        ),
+        size=unpacked if compression else padded,
+        stored=packed if compression else padded,
+        compressed=compression,
+        offset=offset + header,
+    )
+    return replace(entry, placeholder=is_placeholder(region, entry)), following
+
+
+def is_placeholder(region: Region, entry: Entry) -> bool:
+    """Tell whether a cubin has no section of code or data; their names stand in it as text."""
+    if entry.kind != "elf" or entry.size > PLACEHOLDER_MAX:
+        return False
+    cubin = unpack(region, entry, entry.size)
+    return not any(name in cubin for name in CODE_OR_DATA)
+
+
+def unpack(region: Region, entry: Entry, count: int) -> bytes:
+    """Unpack at least the first `count` bytes of an entry.
+
+    Raises DeviceCodeError when it is damaged, or claims a size that it cannot have.
+    """
+    count = min(count, entry.size)
+    if not entry.compressed:
+        return region.at(entry.offset, count)
+    possible = LZ4_MAX_RATIO * entry.stored + CUBIN_HEADER if entry.compressed == "lz4" else MAX_UNPACKED
+    if entry.size > min(possible, MAX_UNPACKED):
+        raise DeviceCodeError(
+            f"device code at offset {entry.offset}: {entry.stored} bytes cannot unpack to {entry.size}"
+        )
+    packed = region.at(entry.offset, entry.stored)
+    try:
+        data = unlz4(packed, entry.size) if entry.compressed == "lz4" else unzstd(packed, count)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
+        raise DeviceCodeError(
+            f"device code at offset {entry.offset}: {entry.compressed} data is damaged: {error}"
+        ) from error
+    if len(data) < count:
+        raise DeviceCodeError(
+            f"device code at offset {entry.offset}: unpacks to {len(data)} bytes instead of {entry.size}"
+        )
+    return data
+
+
+def unlz4(packed: bytes, size: int) -> bytes:
+    """Unpack one LZ4 block, which does not know its own size."""
+    return bytes(lz4.block.decompress(packed, uncompressed_size=size))
+
+
+def unzstd(packed: bytes, count: int) -> bytes:
+    """Unpack the beginning of a zstd frame."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED)
+    with decompressor.stream_reader(BytesIO(packed)) as reader:
+        return reader.read(count)
+
+
+def compare_with_content(region: Region, entry: Entry) -> None:
+    """Hold the architecture in the fat binary against the one that the code itself names.
+
+    Raises DeviceCodeError when they differ: the driver goes by the first, the GPU by the second.
+    """
+    if entry.kind == "elf":
+        found = f"sm_{cubin_number(unpack(region, entry, CUBIN_HEADER), entry)}"
+        expected = f"sm_{entry.arch.major}{entry.arch.minor}"  # a cubin's header does not tell 100a from 100
+    elif entry.kind == "ptx":
+        target = PTX_TARGET.search(unpack(region, entry, PTX_HEAD))
+        found, expected = target[1].decode() if target else "nothing", entry.arch.sm
+    else:
+        return
+    if found != expected:
+        raise DeviceCodeError(
+            f"device code at offset {entry.offset}: listed as {expected}, but its {entry.kind} is for {found}"
+        )
+
+
+def cubin_number(cubin: bytes, entry: Entry) -> int:
+    """Read the architecture's number from a cubin's ELF flags; raises DeviceCodeError when it is no ELF file.
+
+    Low byte up to ABI version 7, second byte from 8 on (EF_CUDA_SM in LLVM's BinaryFormat/ELF.h).
+    """
+    if len(cubin) < CUBIN_HEADER or not cubin.startswith(b"\x7fELF"):
+        raise DeviceCodeError(f"device code at offset {entry.offset}: listed as machine code, but no ELF file")
+    abi, (flags,) = cubin[8], struct.unpack_from("<I", cubin, 48)
+    return int(flags >> 8 & 0xFF if abi >= 8 else flags & 0xFF)
