@@ -1,0 +1,180 @@
+"""What is in a wheel, on wheels made here."""
+
+import json
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import pytest
+import zstandard.backend_c
+
+from wheelmill.errors import DeviceCodeError, VerifyError
+from wheelmill.inspection import inspect_wheel
+
+MAKERS = runpy.run_path(str(Path(__file__).with_name("test_elf.py")))
+METADATA = "Metadata-Version: 2.4\nName: demo\nVersion: 1.0+cu128\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: cp312-cp312-manylinux_2_28_x86_64\n"
+
+
+def library(*archs: int, **facts: object) -> bytes:
+    """Make a shared library with device code."""
+    section = (".nv_fatbin", 1, MAKERS["fatbin"](*archs), 0, 0, 0)
+    made: bytes = MAKERS["library"](more=(section,), **facts)
+    return made
+
+
+def wheel_at(folder: Path, members: Mapping[str, bytes | str], *, dist_info: str = "demo-1.0.dist-info") -> Path:
+    """Write a wheel with these members beside sound metadata (which they replace)."""
+    path = folder / "demo-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"
+    sound = {f"{dist_info}/METADATA": METADATA, f"{dist_info}/WHEEL": WHEEL}
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, content in (sound | dict(members)).items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_document_has_exactly_the_promised_fields(tmp_path: Path) -> None:
+    """The document of `inspect --json`, key by key; ELF files by path, whatever they are called."""
+    path = wheel_at(
+        tmp_path,
+        {
+            "demo/b.so": library(100, 100, tags=((1, "libtorch.so"), (29, "$ORIGIN")), versions=("GLIBC_2.34",)),
+            "demo/a.bin": library(),
+            "demo/not_elf.so": "/* GNU ld script */",
+            "demo/empty.so": "",
+            "demo-1.0.dist-info/METADATA": METADATA + "Requires-Dist: einops\nRequires-Dist: torch==2.9.1\n",
+        },
+    )
+    document = inspect_wheel(path).to_json()
+    assert json.loads(json.dumps(document)) == {
+        "schema": 1,
+        "name": "demo",
+        "version": "1.0+cu128",
+        "tags": ["cp312-cp312-manylinux_2_28_x86_64"],
+        "requires_torch": "torch==2.9.1",
+        "elf": [
+            {
+                "path": "demo/a.bin",
+                "needed": [],
+                "rpath": None,
+                "glibc_floor": None,
+                "device_code": {"sass": {}, "ptx": {}},
+            },
+            {
+                "path": "demo/b.so",
+                "needed": ["libtorch.so"],
+                "rpath": "$ORIGIN",
+                "glibc_floor": "2.34",
+                "device_code": {"sass": {"sm_100": 2}, "ptx": {}},
+            },
+        ],
+        "size": path.stat().st_size,
+    }
+
+
+def test_real_extension_module(tmp_path: Path) -> None:
+    """A module that a compiler made goes through the archive unharmed."""
+    path = wheel_at(tmp_path, {"demo/_c.so": Path(zstandard.backend_c.__file__).read_bytes()})
+    (elf,) = inspect_wheel(path, scratch=tmp_path).elf
+    assert "PyInit_backend_c" in elf.exported
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", None),
+        ("Requires-Dist: torch\n", "torch"),
+        ("Requires-Dist: Torch (>=2.9)\n", "Torch (>=2.9)"),
+        ("Requires-Dist: torch==2.9.1 ; extra == 'gpu'\n", None),
+        ("Requires-Dist: torch>=2; python_version > '3'\n", "torch>=2; python_version > '3'"),
+        ("Requires-Dist: torchvision\nRequires-Dist: @@nonsense\n", None),
+    ],
+)
+def test_requirement_on_torch(tmp_path: Path, lines: str, expected: str | None) -> None:
+    """Only what every installation requires counts."""
+    path = wheel_at(tmp_path, {"demo-1.0.dist-info/METADATA": METADATA + lines})
+    assert inspect_wheel(path).requires_torch == expected
+
+
+def test_several_tags_are_sorted(tmp_path: Path) -> None:
+    """The document does not depend on the order of lines."""
+    path = wheel_at(tmp_path, {"demo-1.0.dist-info/WHEEL": "Tag: py3-none-any\nTag: py2-none-any\n"})
+    assert inspect_wheel(path).tags == ("py2-none-any", "py3-none-any")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (
+            {"other-2.dist-info/METADATA": ""},
+            "no wheel: it has several of demo-1.0.dist-info, other-2.dist-info",
+        ),
+        (
+            {"demo-1.0.dist-info/METADATA": "Name: demo\n"},
+            "demo-1.0.dist-info/METADATA has no field Version",
+        ),
+    ],
+)
+def test_a_wheel_with_wrong_metadata(tmp_path: Path, members: Mapping[str, str], message: str) -> None:
+    """Cause and place are named."""
+    path = wheel_at(tmp_path, members)
+    with pytest.raises(VerifyError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value) == f"{path}: {message}"
+    assert caught.value.advice.startswith("Download or build it again")
+
+
+def test_a_zip_without_dist_info(tmp_path: Path) -> None:
+    """A source archive is no wheel."""
+    path = wheel_at(tmp_path, {}, dist_info="demo-1.0")
+    with pytest.raises(VerifyError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value) == f"{path}: no wheel: it has no *.dist-info directory"
+
+
+def test_a_missing_metadata_file(tmp_path: Path) -> None:
+    """A dist-info without WHEEL is named."""
+    path = tmp_path / "x.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("demo-1.0.dist-info/METADATA", METADATA)
+    with pytest.raises(VerifyError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value) == f"{path}: no wheel: demo-1.0.dist-info/WHEEL is missing"
+
+
+def test_a_file_that_is_no_zip(tmp_path: Path) -> None:
+    """An error page saved as a wheel is refused, and its path given."""
+    path = tmp_path / "x.whl"
+    path.write_text("<html>404</html>", encoding="utf-8")
+    with pytest.raises(VerifyError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value) == f"{path}: no readable wheel: File is not a zip file"
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    """A wrong path is said to be one."""
+    path = tmp_path / "x.whl"
+    with pytest.raises(VerifyError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
+    assert caught.value.advice == "Give the path of a .whl file."
+
+
+def test_a_damaged_member(tmp_path: Path) -> None:
+    """A flipped byte in the archive is damage of the wheel, not a traceback."""
+    path = wheel_at(tmp_path, {"demo/b.so": library(100)})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"demo/b.so") + 60] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(VerifyError, match=r"no readable wheel: "):
+        inspect_wheel(path)
+
+
+def test_a_damaged_library(tmp_path: Path) -> None:
+    """The wheel and the member are both named."""
+    path = wheel_at(tmp_path, {"demo/b.so": library(100)[:-100]})
+    with pytest.raises(DeviceCodeError) as caught:
+        inspect_wheel(path)
+    assert str(caught.value).startswith(f"{path.name}: demo/b.so: ")
