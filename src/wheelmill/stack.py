@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ._validate import Field, Table, relative_path, sha256, string, string_map
 from .arch import Arch
-from .recipe import archs
+from .recipe import archs, requirements
 from .toolkit_recipe import cuda_release
 
 
@@ -26,7 +26,8 @@ class Stack:
     `python`: the CPython `major.minor` it is for. `cuda`: the release that torch was built with. `platform`: the
     floor that the stack's own prebuilt members set. `build_lock`, `run_lock`: hash-locked requirement files beside
     the stack file. `cut_off`: files uploaded later are not seen by `lock` (RFC 3339). `packages`: what is built,
-    by recipe version. `prebuilt`: what is taken as published; torch is always among them.
+    by recipe version. `prebuilt`: what is taken as published; torch is always among them. `build_requires`,
+    `run_requires`: what the locks hold beyond torch and the recipes' own build requirements.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Stack:
     run_lock: str
     packages: Mapping[str, str]
     prebuilt: Mapping[str, Prebuilt]
+    build_requires: tuple[str, ...] = ()
+    run_requires: tuple[str, ...] = ()
 
     @property
     def torch(self) -> Prebuilt:
@@ -74,6 +77,8 @@ def parse_stack(values: Mapping[str, object], *, file: str) -> Stack:
             run_lock=root.required("run-lock", relative_path),
             packages=root.required("packages", string_map),
             prebuilt=prebuilt,
+            build_requires=root.optional("build-requires", requirements, ()),
+            run_requires=root.optional("run-requires", requirements, ()),
         )
 
 
