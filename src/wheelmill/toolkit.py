@@ -1,0 +1,656 @@
+"""CUDA toolkits: which are here, which one fits, and the view of it that a build sees."""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ._process import Runner
+from ._uv import Uv
+from ._validate import did_you_mean
+from .arch import Arch
+from .errors import CommandFailedError, EnvironmentUnfitError, ToolkitError
+from .lock import Lock
+from .runtime import Directories
+from .stack import Stack
+from .toolkit_recipe import ToolkitRecipe
+
+Provider = Literal["given", "wheels", "host"]
+
+INCLUDE_FOLDERS = ("include", "include/cccl", "targets/x86_64-linux/include", "targets/x86_64-linux/include/cccl")
+LIBRARY_FOLDERS = ("lib64", "lib", "targets/x86_64-linux/lib")
+ELF_MAGIC = b"\x7fELF"
+VIEW = "view-1"
+"""The number rises with every change of what a view looks like, so that an old one is not taken for a new one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Where toolkits are looked for, and with what; `driver` is the GPU driver's version or empty."""
+
+    env: Mapping[str, str]
+    runner: Runner
+    directories: Directories
+    cwd: Path
+    roots: tuple[Path, ...] = (Path("/usr/local"), Path("/opt"))
+    driver: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What a build needs of a toolkit."""
+
+    recipe: ToolkitRecipe
+    lock: Lock | None
+    stack: Stack
+    archs: tuple[Arch, ...]
+
+    @property
+    def torch(self) -> str:
+        """The torch that decides, as messages name it."""
+        version = self.stack.torch.version
+        label = "" if "+" in version else f"+{self.stack.cuda_label}"
+        return f"{version}{label}, built with CUDA {self.stack.cuda}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundToolkit:
+    """A toolkit on this machine and whether it serves; `problems` is empty where it does."""
+
+    root: Path
+    origins: tuple[str, ...]
+    nvcc_version: str
+    archs: tuple[str, ...]
+    missing_headers: tuple[str, ...]
+    missing_libraries: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def cuda(self) -> str:
+        """The `major.minor` release, or empty where nvcc did not say."""
+        return ".".join(self.nvcc_version.split(".")[:2])
+
+    @property
+    def fits(self) -> bool:
+        """Say whether a build may use it."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        """Give one line: where, what, and why not."""
+        what = f"CUDA {self.cuda}" if self.cuda else "no CUDA toolkit"
+        return f"{self.root} ({what}): {'; '.join(self.problems) or 'fits'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toolkit:
+    """The toolkit that a build uses. One of wheels may not be installed yet: `install` does it."""
+
+    root: Path
+    cuda: str
+    nvcc_version: str
+    digest: str
+    provider: Provider
+    pinned: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolkitView:
+    """A folder of links that looks like a whole toolkit; `bin/nvcc` is left for the launcher."""
+
+    root: Path
+
+    @property
+    def nvcc_real(self) -> Path:
+        """The compiler itself, to be run with argv[0] = `<root>/bin/nvcc`, which makes the view its root."""
+        return self.root / "root/bin/nvcc"
+
+    @property
+    def nvcc(self) -> Path:
+        """Where the launcher goes. nvcc ends with a segmentation fault when argv[0] names no file (13.0.88)."""
+        return self.root / "bin/nvcc"
+
+
+# finding ---------------------------------------------------------------------------------------------
+
+
+def survey(need: Need, machine: Machine) -> tuple[FoundToolkit, ...]:
+    """Examine every toolkit on this machine: named by the environment, on PATH, and in the usual folders."""
+    origins: dict[Path, list[str]] = {}
+    strays: list[FoundToolkit] = []
+    for origin, place in places(machine):
+        origins.setdefault(Path(os.path.realpath(place)), []).append(origin)
+    for nvcc in on_path(machine):
+        root = root_behind(nvcc, machine)
+        if root is None:
+            strays.append(stray(nvcc))
+            continue
+        own = Path(os.path.realpath(nvcc)) == root / "bin/nvcc"
+        origins.setdefault(root, []).append("PATH" if own else f"PATH, through {nvcc}")
+    found = [examine(root, need, machine, origins=tuple(names)) for root, names in origins.items()]
+    return (*found, *strays)
+
+
+def places(machine: Machine) -> Iterator[tuple[str, Path]]:
+    """Give the folders that may be a toolkit, with how each was come by."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if value := machine.env.get(name):
+            yield name, Path(value)
+    for root in machine.roots:
+        for folder in sorted(root.glob("cuda*")):
+            if (folder / "bin").is_dir():
+                yield str(folder), folder
+
+
+def on_path(machine: Machine) -> Iterator[Path]:
+    """Give every nvcc on PATH, in order."""
+    for folder in machine.env.get("PATH", "").split(os.pathsep):
+        nvcc = Path(folder) / "nvcc"
+        if folder and nvcc.is_file() and os.access(nvcc, os.X_OK):
+            yield nvcc
+
+
+def root_behind(nvcc: Path, machine: Machine) -> Path | None:
+    """Give the toolkit of an nvcc on PATH.
+
+    A link leads there. A wrapper (Debian's /usr/bin/nvcc, a ccache link, a site's own script) is no toolkit, and
+    the folder above it is none: it is asked with -dryrun, which names the root and needs no input file.
+    """
+    real = Path(os.path.realpath(nvcc))
+    if is_elf(real) and (real.parent / "nvcc.profile").exists():
+        return real.parent.parent
+    try:
+        done = machine.runner.run(
+            (str(nvcc), "-dryrun", "x.cu"), env={"PATH": machine.env.get("PATH", ""), "LC_ALL": "C"}, check=False
+        )
+    except EnvironmentUnfitError:
+        return None
+    top = re.search(r"^#\$ TOP=(.+)$", done.stderr + done.stdout, re.MULTILINE)
+    root = Path(os.path.realpath(top[1])) if top else None
+    return root if root is not None and is_elf(root / "bin/nvcc") else None
+
+
+def stray(nvcc: Path) -> FoundToolkit:
+    """Describe an nvcc on PATH that belongs to no toolkit."""
+    kind = "a program" if is_elf(nvcc) else "a script"
+    return FoundToolkit(
+        root=nvcc,
+        origins=("PATH",),
+        nvcc_version="",
+        archs=(),
+        missing_headers=(),
+        missing_libraries=(),
+        problems=(f"{kind} that is part of no toolkit and names none",),
+    )
+
+
+def is_elf(path: Path) -> bool:
+    """Say whether a file is a compiled program."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == ELF_MAGIC
+    except OSError:
+        return False
+
+
+def examine(root: Path, need: Need, machine: Machine, *, origins: tuple[str, ...]) -> FoundToolkit:
+    """Hold one folder against what is needed: release, headers, libraries, architectures."""
+    version, archs, broken = interrogate(root, machine)
+    headers = tuple(name for name in need.recipe.headers if not any_exists(root, INCLUDE_FOLDERS, name))
+    libraries = tuple(name for name in need.recipe.libraries if not has_library(root, name))
+    found = FoundToolkit(
+        root=root,
+        origins=origins,
+        nvcc_version=version,
+        archs=archs,
+        missing_headers=headers,
+        missing_libraries=libraries,
+        problems=(),
+    )
+    return replace(found, problems=(broken,) if broken else tuple(misfits(found, need)))
+
+
+def misfits(found: FoundToolkit, need: Need) -> Iterator[str]:
+    """Give every reason why a toolkit does not serve."""
+    if found.cuda not in need.recipe.accepts:
+        yield f"CUDA {found.cuda}, where torch needs {' or '.join(need.recipe.accepts)}"
+    if found.missing_headers:
+        yield f"header {few(found.missing_headers)} missing"
+    if found.missing_libraries:
+        yield f"library {few([f'lib{name}' for name in found.missing_libraries])} missing"
+    made = [arch for arch in need.archs if f"sm_{arch.digits.rstrip('af')}" not in found.archs]
+    if made and found.archs:
+        yield f"makes no code for {few([arch.sm for arch in made])}"
+
+
+def few(names: Sequence[str]) -> str:
+    """List names, the first three of many."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def interrogate(root: Path, machine: Machine) -> tuple[str, tuple[str, ...], str]:
+    """Ask nvcc for its version and architectures; the third value says why it cannot be asked."""
+    nvcc = root / "bin/nvcc"
+    noted = noted_version(root)
+    if problem := no_compiler(nvcc):
+        return noted, (), problem[0]
+    env = {"PATH": f"{root}/bin:/usr/bin:/bin", "LC_ALL": "C"}
+    try:
+        said = machine.runner.run((str(nvcc), "--version"), env=env).stdout
+        archs = machine.runner.run((str(nvcc), "--list-gpu-code"), env=env, check=False).stdout
+    except (CommandFailedError, EnvironmentUnfitError) as error:
+        return noted, (), f"bin/nvcc does not run: {str(error).splitlines()[0]}"
+    version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    return version[1] if version else noted, tuple(re.findall(r"\bsm_\d+[af]?\b", archs)), ""
+
+
+def noted_version(root: Path) -> str:
+    """Read nvcc's version from the toolkit's version.json, for a toolkit that cannot be run."""
+    try:
+        text = (root / "version.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    noted = re.search(r'"cuda_nvcc"\s*:\s*\{[^}]*"version"\s*:\s*"([0-9.]+)"', text)
+    return noted[1] if noted else ""
+
+
+def any_exists(root: Path, folders: Iterable[str], name: str) -> bool:
+    """Say whether a file lies in one of some folders of a toolkit."""
+    return any((root / folder / name).exists() for folder in folders)
+
+
+def has_library(root: Path, name: str) -> bool:
+    """Say whether a library is there in any form: link name, versioned file or archive."""
+    return any(
+        next((root / folder).glob(pattern), None)
+        for folder in LIBRARY_FOLDERS
+        for pattern in (f"lib{name}.so", f"lib{name}.so.*", f"lib{name}.a")
+    )
+
+
+# choosing --------------------------------------------------------------------------------------------
+
+
+def choose(need: Need, machine: Machine, *, given: str | None) -> Toolkit:
+    """Choose the toolkit: the given one, else the pinned one of wheels, else a whole one on this machine.
+
+    `given` is `--cuda-home`; CUDA_HOME counts like it. Raises ToolkitError where the given one does not fit, or
+    where there is none.
+    """
+    if given is not None:
+        return given_toolkit(given, "--cuda-home", need, machine)
+    if home := machine.env.get("CUDA_HOME"):
+        return given_toolkit(home, "CUDA_HOME", need, machine)
+    if need.lock is not None and need.recipe.wheels is not None:
+        return wheels_toolkit(need.recipe, need.lock, machine.directories)
+    found = survey(need, machine)
+    if fitting := first_fit(found, need):
+        return hosted(fitting, machine.directories, provider="host")
+    raise none_fits(need, found)
+
+
+def first_fit(found: Iterable[FoundToolkit], need: Need) -> FoundToolkit | None:
+    """Give the toolkit that fits best: the recipe names its releases in order of preference."""
+    fitting = [entry for entry in found if entry.fits]
+    return min(fitting, key=lambda entry: need.recipe.accepts.index(entry.cuda), default=None)
+
+
+def wheels_toolkit(recipe: ToolkitRecipe, lock: Lock, directories: Directories) -> Toolkit:
+    """Describe the toolkit that a lock of wheels pins; nothing is installed by this."""
+    if recipe.wheels is None:
+        raise ToolkitError(f"toolkit {recipe.name} has no [wheels]", advice=f"See {recipe.file}.")
+    nvcc = lock.pins["nvidia-cuda-nvcc"].version
+    return Toolkit(
+        root=directories.toolkits / lock.digest / "files" / recipe.wheels.root,
+        cuda=".".join(nvcc.split(".")[:2]),
+        nvcc_version=nvcc,
+        digest=lock.digest,
+        provider="wheels",
+        pinned=True,
+    )
+
+
+def hosted(found: FoundToolkit, directories: Directories, *, provider: Provider) -> Toolkit:
+    """Describe a toolkit of this machine, with the digest of what of it can reach a wheel."""
+    return Toolkit(
+        root=found.root,
+        cuda=found.cuda,
+        nvcc_version=found.nvcc_version,
+        digest=tree_digest(found.root, notes=directories.toolkits / "digests"),
+        provider=provider,
+        pinned=False,
+    )
+
+
+def given_toolkit(text: str, origin: str, need: Need, machine: Machine) -> Toolkit:
+    """Take the toolkit that the user names, or say exactly why it cannot serve."""
+    root = given_root(text, origin, cwd=machine.cwd, home=machine.env.get("HOME", ""))
+    found = examine(root, need, machine, origins=(origin,))
+    if found.fits:
+        return hosted(found, machine.directories, provider="given")
+    others = survey(need, machine)
+    lines = [
+        f"{origin} {text} does not fit stack {need.stack.name}: {found.problems[0]}",
+        f"  toolkit  CUDA {found.cuda or 'unknown'} (nvcc {found.nvcc_version or 'unknown'}) in {root}",
+        f"  torch    {need.torch}",
+        f"  driver   {machine.driver or 'none on this machine'}",
+        *(f"  also     {problem}" for problem in found.problems[1:]),
+    ]
+    raise ToolkitError("\n".join(lines), advice=would_fit(origin, need, others))
+
+
+def would_fit(origin: str, need: Need, others: Iterable[FoundToolkit]) -> str:
+    """Say what to type where the given toolkit does not serve."""
+    if fitting := first_fit(others, need):
+        return f"`--cuda-home {fitting.root}` would fit (CUDA {fitting.cuda})."
+    if need.lock is not None:
+        without = "Leave --cuda-home out" if origin == "--cuda-home" else f"Run `unset {origin}`"
+        return f"{without}: the pinned toolkit for CUDA {need.recipe.cuda} comes from wheels."
+    return f"No toolkit on this machine would fit. {ways_on(need)}"
+
+
+def ways_on(need: Need) -> str:
+    """List the ways to a toolkit that fits."""
+    ways = ["`--cuda-home DIR` names one elsewhere"]
+    if need.recipe.needs_license:
+        ways.append(f"`wheelmill fetch {need.recipe.name} --accept-license` gets NVIDIA's")
+    if need.lock is None:
+        ways.append("`--stack cu130` takes its toolkit from wheels")
+    return "Ways on: " + "; ".join(ways) + "."
+
+
+def none_fits(need: Need, found: Sequence[FoundToolkit]) -> ToolkitError:
+    """Make the error for a machine without a toolkit that fits."""
+    lines = [
+        f"no CUDA toolkit for stack {need.stack.name} on this machine",
+        f"  needed   CUDA {' or '.join(need.recipe.accepts)} for torch {need.torch}",
+        "  looked   in CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda*, /opt/cuda*",
+        *(f"  found    {entry}" for entry in found),
+    ]
+    if not found:
+        lines.append("  found    none")
+    return ToolkitError("\n".join(lines), advice=ways_on(need))
+
+
+def given_root(text: str, origin: str, *, cwd: Path, home: str) -> Path:
+    """Turn what the user gave into the folder of a toolkit, or say what is wrong with it."""
+    path = Path(text)
+    if not text.strip():
+        raise ToolkitError(f"{origin} is empty", advice="Name the folder that holds bin/nvcc, or leave it out.")
+    if text.startswith("~"):
+        expanded = home + text[1:] if text[1:2] in {"", "/"} and home else "the path in full"
+        raise ToolkitError(f"{origin} {text}: the shell did not expand ~", advice=f"Write {expanded}.")
+    if not os.path.lexists(path) and (parts := [part for part in re.split(r"[:;,]", text) if part])[1:]:
+        raise ToolkitError(
+            f"{origin} {text}: is a list of {len(parts)} paths, and one toolkit is wanted",
+            advice=f"Give one of them: `--cuda-home {parts[0]}`.",
+        )
+    if not path.is_absolute():
+        raise ToolkitError(f"{origin} {text}: is not an absolute path", advice=f"Write {os.path.normpath(cwd / path)}.")
+    try:
+        path.stat()
+    except OSError as error:
+        raise ToolkitError(f"{origin} {text}: {unreachable(path, error)}", advice=nearby(path)) from error
+    if problem := no_toolkit_root(path):
+        raise ToolkitError(f"{origin} {text}: {problem[0]}", advice=problem[1])
+    return Path(os.path.realpath(path))
+
+
+def unreachable(path: Path, error: OSError) -> str:
+    """Say why a path leads nowhere."""
+    if error.errno == errno.ELOOP:
+        return "is a link that leads back to itself"
+    if error.errno == errno.ENOENT and path.is_symlink():
+        return f"is a link to {path.readlink()}, which does not exist"
+    if error.errno == errno.ENOENT:
+        return "no such folder"
+    return (error.strerror or str(error)).lower()
+
+
+def nearby(path: Path) -> str:
+    """Guess the folder that was meant."""
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir() if (entry / "bin/nvcc").exists())
+    except OSError:
+        names = []
+    hint = did_you_mean(path.name, names).removeprefix("; ")
+    listed = f"{path.parent} holds {', '.join(names)}." if names else ""
+    guess = hint[:1].upper() + hint[1:]
+    return guess or listed or "Name the folder that holds bin/nvcc."
+
+
+def no_toolkit_root(path: Path) -> tuple[str, str] | None:
+    """Say why an existing path is not the root of a toolkit, and what to do."""
+    if not path.is_dir():
+        root = f" {path.parent.parent}" if path.name == "nvcc" else " that holds bin/nvcc"
+        return "is a file; the folder of a toolkit is wanted", f"Name the folder{root}."
+    if path.name == "bin" and (path / "nvcc").exists():
+        return "is the bin folder of a toolkit", f"Name the folder above it: {path.parent}."
+    return no_compiler(path / "bin/nvcc")
+
+
+def no_compiler(nvcc: Path) -> tuple[str, str] | None:
+    """Say why a toolkit's nvcc is not the compiler, and what to do."""
+    if nvcc.is_symlink() and not nvcc.exists():
+        return f"bin/nvcc is a link to {nvcc.readlink()}, which does not exist", "Install the toolkit again."
+    if not nvcc.is_file():
+        return "has no bin/nvcc (a runtime, or no CUDA at all)", "Name a folder that holds bin/nvcc."
+    if not os.access(nvcc, os.X_OK):
+        return "bin/nvcc is not executable", f"Run `chmod +x {nvcc}`."
+    if not is_elf(nvcc):
+        return "bin/nvcc is a script, not the compiler", "Name the folder of the toolkit that the script starts."
+    return None
+
+
+# digests ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The files of a toolkit that can reach a wheel's bytes, and one key for their state on disk."""
+
+    files: tuple[tuple[str, Path], ...] = field(repr=False)
+    key: str
+
+
+def tree_digest(root: Path, *, notes: Path) -> str:
+    """Give the sha256 of the tools, headers and static libraries of a toolkit.
+
+    Shared libraries enter by name and size: of them only the name gets into a wheel, and hashing 5 GB takes a
+    minute. The result is noted by path, inode, size and time of change of every file, and found again by these.
+    """
+    listing = list_files(root)
+    note = notes / listing.key
+    try:
+        return note.read_text(encoding="ascii").strip()
+    except OSError:
+        pass
+    total = hashlib.sha256()
+    for name, path in listing.files:
+        shared = ".so" in path.suffixes
+        content = str(path.stat().st_size) if shared else hash_file(path)
+        total.update(f"{name}\0{content}\n".encode())
+    try:
+        notes.mkdir(parents=True, exist_ok=True)
+        replace_text(note, total.hexdigest() + "\n")
+    except OSError:
+        pass  # a cache that cannot be written costs a second, no more
+    return total.hexdigest()
+
+
+def list_files(root: Path) -> Listing:
+    """List what of a toolkit can reach a wheel, links to folders followed once."""
+    folders = ("bin", "nvvm", include_folder(root), library_folder(root))
+    files: dict[str, Path] = {}
+    for folder in folders:
+        for base, _, names in os.walk(os.path.realpath(root / folder)):
+            inner = os.path.relpath(base, os.path.realpath(root / folder))
+            for name in names:
+                path = Path(base, name)
+                if path.is_file():
+                    files[f"{folder.rpartition('/')[2].rstrip('64')}/{inner}/{name}"] = path
+    state = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        status = path.stat()
+        state.update(f"{path}\0{name}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return Listing(files=tuple(sorted(files.items())), key=state.hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    """Give a file's sha256."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that no reader sees half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
+    Path(name).replace(path)
+
+
+def include_folder(root: Path) -> str:
+    """Give the folder of headers, relative to the toolkit."""
+    return next((name for name in ("include", "targets/x86_64-linux/include") if (root / name).is_dir()), "include")
+
+
+def library_folder(root: Path) -> str:
+    """Give the folder of libraries, relative to the toolkit."""
+    return next((name for name in LIBRARY_FOLDERS if (root / name).is_dir()), "lib")
+
+
+# wheels ----------------------------------------------------------------------------------------------
+
+
+def install(toolkit: Toolkit, lock: Lock, *, python: Path, directories: Directories, uv: Uv) -> None:
+    """Install a toolkit of wheels where `toolkit` says, unless it is there.
+
+    The folder appears at once and whole, by a rename; of two that install at the same time the second throws
+    its own away. Raises HashMismatchError, FetchError or ResourcesError.
+    """
+    home = directories.toolkits / toolkit.digest
+    files = home / "files"
+    if files.is_dir():
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=home, prefix="partial-"))
+    try:
+        into = ("--python", str(python), "--target", str(partial / "files"))
+        uv.install(lock, file=partial / "lock.txt", into=into, log=home / "install.log")
+        give_way(partial / "files", files)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def give_way(made: Path, wanted: Path) -> None:
+    """Rename a finished folder into place; where another process was faster, its work is as good."""
+    try:
+        made.rename(wanted)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY} or not wanted.is_dir():
+            raise
+
+
+# views -----------------------------------------------------------------------------------------------
+
+
+def view_folder(toolkit: Toolkit, directories: Directories) -> Path:
+    """Give the place of a toolkit's view: beside the files, so that one bind mount carries both."""
+    return directories.toolkits / toolkit.digest / VIEW
+
+
+def make_view(toolkit: Toolkit, directory: Path, *, gcc: str, runner: Runner) -> ToolkitView:
+    """Make the view of a toolkit, unless it is there.
+
+    One link, `root`, leads to the toolkit (relative where both lie in the cache); every other link goes through
+    it, so that a sandbox has one place to mount. `bin/nvcc` is left out for the launcher.
+    """
+    view = ToolkitView(root=directory)
+    if directory.is_dir():
+        return view
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
+    try:
+        partial.chmod(0o755)
+        beside = directory.parent in toolkit.root.parents
+        target = os.path.relpath(toolkit.root, directory) if beside else os.path.realpath(toolkit.root)
+        (partial / "root").symlink_to(target)
+        link_top(toolkit.root, partial)
+        link_libraries(toolkit.root, partial)
+        add_driver_stub(partial, gcc=gcc, runner=runner)
+        give_way(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return view
+
+
+def link_top(real: Path, view: Path) -> None:
+    """Link every tool by itself, and every folder that needs nothing added as a whole."""
+    (view / "bin").mkdir()
+    for tool in sorted((real / "bin").iterdir()):
+        if tool.name != "nvcc":
+            (view / "bin" / tool.name).symlink_to(f"../root/bin/{tool.name}")
+    (view / "include").symlink_to(f"root/{include_folder(real)}")
+    own = {"bin", "include", "lib", "lib64", "targets", "root"}
+    for entry in sorted(real.iterdir()):
+        if entry.name not in own:
+            (view / entry.name).symlink_to(f"root/{entry.name}")
+    if (real / "targets/x86_64-linux").is_dir():
+        # nvcc takes its folders from here where it exists, so it must be here where it is there.
+        (view / "targets/x86_64-linux").mkdir(parents=True)
+        (view / "targets/x86_64-linux/include").symlink_to("../../include")
+        (view / "targets/x86_64-linux/lib").symlink_to("../../lib64")
+
+
+def link_libraries(real: Path, view: Path) -> None:
+    """Link every library, and give each the name that linkers look for: wheels carry `libcudart.so.13` only."""
+    folder = library_folder(real)
+    (view / "lib64").mkdir()
+    (view / "lib").symlink_to("lib64")
+    names = sorted(entry.name for entry in (real / folder).iterdir())
+    for name in names:
+        if name != "stubs":
+            (view / "lib64" / name).symlink_to(f"../root/{folder}/{name}")
+    for name in names:
+        plain, dot, _ = name.partition(".so.")
+        if dot and "." not in plain and f"{plain}.so" not in names:
+            (view / "lib64" / f"{plain}.so").unlink(missing_ok=True)
+            (view / "lib64" / f"{plain}.so").symlink_to(name)
+    (view / "lib64/stubs").mkdir()
+    if "stubs" in names:
+        for stub in sorted((real / folder / "stubs").iterdir()):
+            (view / "lib64/stubs" / stub.name).symlink_to(f"../../root/{folder}/stubs/{stub.name}")
+
+
+def add_driver_stub(view: Path, *, gcc: str, runner: Runner) -> None:
+    """Make `stubs/libcuda.so` where the toolkit has none: CMake's CUDA::cuda_driver and `-lcuda` want it.
+
+    It defines every function that cuda.h names: an empty one would be dropped by `--as-needed`, the default of
+    Debian's and Ubuntu's gcc, and the wheel would not ask for the driver.
+    """
+    stub = view / "lib64/stubs/libcuda.so"
+    if os.path.lexists(stub):
+        return
+    header = (view / "include/cuda.h").read_text(encoding="utf-8", errors="replace")
+    names = set(re.findall(r"\bcu[A-Z]\w*", header))
+    symbols = sorted({name + ending for name in names for ending in ("", "_ptsz", "_ptds")})
+    source = view / "lib64/stubs/libcuda.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in symbols), encoding="utf-8")
+    options = ("-shared", "-fPIC", "-nostdlib", "-w", "-Wl,-soname,libcuda.so.1")
+    runner.run((gcc, *options, "-o", str(stub), str(source)), env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+    source.unlink()
+
+
+def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Read the version of the loaded NVIDIA driver; empty where there is none."""
+    try:
+        found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc.read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
