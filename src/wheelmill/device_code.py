@@ -37,9 +37,10 @@ MAX_ENTRIES = 1_000_000
 """libtorch_cuda.so of torch 2.11 has 2789; a section of empty entries must not keep us busy for minutes."""
 MAX_UNPACKED = 1 << 31
 LZ4_MAX_RATIO = 255
-PLACEHOLDER_MAX = 4096
-"""nvcc's device link adds cubins without code of 1.5 to 2 KB (for sm_52, where the link named no arch)."""
-CODE_OR_DATA = (b".text.", b".nv.global", b".nv.constant")
+PLACEHOLDER_MAX = 1 << 16
+"""nvcc's device link adds empty cubins of 1 to 2 KB, for nvcc's default GPU where the link named none; a unit with
+variables only, compiled without -gencode, left 5 KB for sm_52 in vLLM 0.15.1. Bigger entries have kernels."""
+FUNCTION_MARKS = {"elf": (b".text.",), "ptx": (b".entry", b".func")}
 CUBIN_HEADER = 64
 PTX_HEAD = 1 << 16
 PTX_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(sm_[0-9]+[af]?)", re.MULTILINE)
@@ -61,41 +62,46 @@ class Entry:
     offset: int
     """Of the payload in the section."""
     placeholder: bool = False
-    """A cubin without code or data, as nvcc's device link leaves behind."""
+    """It has no function, so no GPU ever asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
-    """How many entries there are of each architecture; placeholders are counted in `sass` too."""
+    """How many entries there are of each architecture; placeholders are counted in `sass` and `ptx` too."""
 
     sass: Mapping[str, int] = field(default_factory=dict)
     ptx: Mapping[str, int] = field(default_factory=dict)
-    placeholders: Mapping[str, int] = field(default_factory=dict)
+    sass_placeholders: Mapping[str, int] = field(default_factory=dict)
+    ptx_placeholders: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Self:
-        """Count entries by kind and architecture, oldest architecture first."""
+        """Count entries by kind and architecture."""
         found = tuple(entries)
+        empty = tuple(entry for entry in found if entry.placeholder)
         return cls(
-            sass=tally(entry.arch for entry in found if entry.kind == "elf"),
-            ptx=tally(entry.arch for entry in found if entry.kind == "ptx"),
-            placeholders=tally(entry.arch for entry in found if entry.placeholder),
+            sass=tally(found, "elf"),
+            ptx=tally(found, "ptx"),
+            sass_placeholders=tally(empty, "elf"),
+            ptx_placeholders=tally(empty, "ptx"),
         )
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """Every architecture there is real code of: machine code, and PTX with `ptx` set."""
-        sass = [Arch.of_code(name) for name, n in self.sass.items() if n > self.placeholders.get(name, 0)]
-        return (*sass, *(replace(Arch.of_code(name), ptx=True) for name in self.ptx))
+        """Every architecture there are functions for: as machine code, and as PTX with `ptx` set."""
+        sass = (Arch.of_code(name) for name, n in self.sass.items() if n > self.sass_placeholders.get(name, 0))
+        ptx = (Arch.of_code(name) for name, n in self.ptx.items() if n > self.ptx_placeholders.get(name, 0))
+        return (*sass, *(replace(arch, ptx=True) for arch in ptx))
 
     def to_json(self) -> dict[str, dict[str, int]]:
         """Give the fields of `inspect --json`."""
         return {"sass": dict(self.sass), "ptx": dict(self.ptx)}
 
 
-def tally(archs: Iterable[Arch]) -> dict[str, int]:
-    """Count by nvcc's name of the architecture."""
-    return {arch.sm: count for arch, count in sorted(Counter(archs).items())}
+def tally(entries: Iterable[Entry], kind: str) -> dict[str, int]:
+    """Count entries of a kind by nvcc's name of their architecture, oldest first."""
+    counts = Counter(entry.arch for entry in entries if entry.kind == kind)
+    return {arch.sm: count for arch, count in sorted(counts.items())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,11 +224,12 @@ def entry_at(region: Region, offset: int, end: int) -> tuple[Entry, int]:
 
 
 def is_placeholder(region: Region, entry: Entry) -> bool:
-    """Tell whether a cubin has no section of code or data; their names stand in it as text."""
-    if entry.kind != "elf" or entry.size > PLACEHOLDER_MAX:
+    """Tell whether an entry has no function: a cubin's sections and PTX's keywords stand in it as text."""
+    marks = FUNCTION_MARKS.get(entry.kind)
+    if marks is None or entry.size > PLACEHOLDER_MAX:
         return False
-    cubin = unpack(region, entry, entry.size)
-    return not any(name in cubin for name in CODE_OR_DATA)
+    content = unpack(region, entry, entry.size)
+    return not any(mark in content for mark in marks)
 
 
 def unpack(region: Region, entry: Entry, count: int) -> bytes:

@@ -140,7 +140,7 @@ def test_placeholders_of_the_device_link_are_known(toolkit: Path, tmp_path: Path
 
     found = census(library)
     assert (found.sass, found.ptx) == ({"sm_75": 1, "sm_100": 1}, {"sm_100": 1})
-    assert found.placeholders == {"sm_75": 1}
+    assert (found.sass_placeholders, found.ptx_placeholders) == ({"sm_75": 1}, {})
     assert [str(arch) for arch in found.archs] == ["10.0", "10.0+PTX"]
 
 
@@ -149,7 +149,7 @@ def test_relocatable_code(toolkit: Path, tmp_path: Path) -> None:
     library = compiled(toolkit, tmp_path, "-rdc=true", *EVERYTHING)
     found = census(library)
     assert as_cuobjdump_says(dict(found.sass)) == listed(toolkit, library)["ELF"]
-    assert (found.sass, found.ptx, found.placeholders) == (dict.fromkeys(SASS, 1), {}, {})
+    assert (found.sass, found.ptx, found.sass_placeholders) == (dict.fromkeys(SASS, 1), {}, {})
 
     section = tmp_path / "section"
     extract = ["objcopy", "-O", "binary", "-j", "__nv_relfatbin"]

@@ -25,9 +25,9 @@ def cubin(number: int, *, abi: int = 8, code: bytes = b".text.kernel", size: int
     return (header + code).ljust(size or 128, b"\0")
 
 
-def ptx(target: str) -> bytes:
+def ptx(target: str, body: str = ".visible .entry k()") -> bytes:
     """Write the first lines of PTX as nvcc embeds it."""
-    return f"\n\n\n.version 9.0\n.target {target}\n.address_size 64\n".encode() + b"\0"
+    return f"\n\n\n.version 9.0\n.target {target}\n.address_size 64\n{body}\n".encode() + b"\0"
 
 
 def entry(
@@ -109,16 +109,20 @@ def test_counts_fat_binaries_one_after_another() -> None:
 
 
 def test_placeholders_are_counted_and_marked() -> None:
-    """A link without -arch leaves an empty sm_52 cubin: it is there, but it is no code."""
+    """A link or a unit without -arch leaves sm_52 entries with no function: they are there, but are no code."""
     section = fatbin(
-        entry(cubin(52, abi=7, code=b".nv.info"), 52),
+        entry(cubin(52, abi=7, code=b".nv.global"), 52),
+        entry(ptx("sm_52", body=".global .b8 x[1];"), 52, kind=1, compressed="lz4"),
         entry(cubin(100, code=b".shstrtab\0.nv.callgraph"), 100, compressed="zstd"),
         entry(cubin(100), 100),
+        entry(ptx("sm_90", body=".func f()"), 90, kind=1),
+        entry(cubin(90, code=b"", size=100_000), 90),
     )
     census = Census.of(read(section))
-    assert census.sass == {"sm_52": 1, "sm_100": 2}
-    assert census.placeholders == {"sm_52": 1, "sm_100": 1}
-    assert census.archs == (Arch.parse("10.0"),)
+    assert (census.sass, census.ptx) == ({"sm_52": 1, "sm_90": 1, "sm_100": 2}, {"sm_52": 1, "sm_90": 1})
+    assert census.sass_placeholders == {"sm_52": 1, "sm_100": 1}
+    assert census.ptx_placeholders == {"sm_52": 1}
+    assert [str(arch) for arch in census.archs] == ["9.0", "10.0", "9.0+PTX"]
 
 
 def test_other_kinds_are_listed_but_neither_machine_code_nor_ptx() -> None:
