@@ -58,9 +58,7 @@ class Arch:
         since = FIRST_WITH_SUFFIX.get(arch.suffix, (0, 0))
         if (arch.major, arch.minor) < since:
             first = "{}.{}".format(*since)
-            raise ValueError(
-                f"{text!r}: suffix {arch.suffix!r} begins with {first}; did you mean '{number}'?"
-            )
+            raise ValueError(f"{text!r}: suffix {arch.suffix!r} begins with {first}; did you mean '{number}'?")
         return arch
 
     @classmethod
