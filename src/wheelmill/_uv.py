@@ -16,49 +16,38 @@ from .errors import (
     ResourcesError,
     WheelmillError,
 )
+from .fetch import IndexSettings
 from .lock import Lock
 
-WHAT_NOT_WHERE = (
-    "UV_BUILD_CONSTRAINT",
-    "UV_COMPILE_BYTECODE",
-    "UV_CONSTRAINT",
-    "UV_EXCLUDE_NEWER",
-    "UV_FORK_STRATEGY",
-    "UV_NO_BINARY",
-    "UV_NO_BINARY_PACKAGE",
-    "UV_OFFLINE",
-    "UV_OVERRIDE",
-    "UV_PRERELEASE",
-    "UV_PROJECT",
-    "UV_PROJECT_ENVIRONMENT",
-    "UV_PYTHON",
-    "UV_RESOLUTION",
-    "UV_SYSTEM_PYTHON",
-    "UV_TARGET",
-    "UV_TORCH_BACKEND",
-    "UV_WORKING_DIRECTORY",
+PASSED = frozenset(
+    {
+        *("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "NETRC"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSL_CLIENT_CERT", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER"),
+        *("UV_CACHE_DIR", "UV_LINK_MODE", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_CONCURRENT_DOWNLOADS"),
+    }
 )
-"""uv's variables that say what is installed. The lock says that; the user's settings say where files come from."""
+"""What uv may know of the user's environment: ways to files, never choices of versions (UV_PRERELEASE …)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uv:
     """uv with everything that its calls share.
 
-    `env`: the user's environment, as index settings, credentials and certificates live there. `on_line` sees every
-    line of progress.
+    `env`: the user's environment. `index`: where this user's files come from. `on_line` sees every line of progress.
     """
 
     runner: Runner
     env: Mapping[str, str]
+    index: IndexSettings
     offline: bool = False
     on_line: Callable[[str], None] | None = None
 
     def environment(self) -> dict[str, str]:
-        """Give the user's environment without what would change the outcome."""
-        dropped = ("VIRTUAL_ENV", "CONDA_PREFIX", *WHAT_NOT_WHERE)
-        kept = {name: value for name, value in self.env.items() if name not in dropped}
-        return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        """Give the user's index settings, certificates and caches, and nothing that would change the outcome."""
+        env = self.env
+        kept = {name: env[name] for name in env if name in PASSED or name.upper().endswith("_PROXY")}
+        fixed = {"UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
+        return {**kept, **self.index.uv_environment(), **fixed, "NO_COLOR": "1"}
 
     def install(self, lock: Lock, *, file: Path, into: Sequence[str], log: Path) -> None:
         """Install exactly what a lock pins, wheels only: an sdist would run code that no lock pins.
@@ -68,12 +57,14 @@ class Uv:
         """
         file.write_text(lock.text, encoding="utf-8")
         options = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-python-downloads")
-        argv = (str(uv_binary()), "pip", "install", *into, *options, "-r", str(file))
+        # As pip does: a project may be on several indexes. The digests decide, so no index can slip a file in.
+        strategy = ("--index-strategy", "unsafe-best-match")
+        argv = (str(uv_binary()), "pip", "install", *into, *options, *strategy, "-r", str(file))
         self.stream((*argv, "--offline") if self.offline else argv, lock=lock, log=log)
 
     def venv(self, root: Path, *, python: Path, lock: Lock, log: Path) -> None:
         """Make an empty virtual environment of exactly this interpreter."""
-        options = ("--python", str(python), "--no-python-downloads", "--no-project", "--no-config")
+        options = ("--python", str(python), "--no-python-downloads", "--no-project", "--clear")
         self.stream((str(uv_binary()), "venv", *options, str(root)), lock=lock, log=log)
 
     def stream(self, argv: Sequence[str], *, lock: Lock, log: Path) -> None:

@@ -266,10 +266,11 @@ def any_exists(root: Path, folders: Iterable[str], name: str) -> bool:
 
 def has_library(root: Path, name: str) -> bool:
     """Say whether a library is there in any form: link name, versioned file or archive."""
+    plain = name.removeprefix("lib").removesuffix(".so")
     return any(
         next((root / folder).glob(pattern), None)
         for folder in LIBRARY_FOLDERS
-        for pattern in (f"lib{name}.so", f"lib{name}.so.*", f"lib{name}.a")
+        for pattern in (f"lib{plain}.so", f"lib{plain}.so.*", f"lib{plain}.a")
     )
 
 
@@ -291,7 +292,7 @@ def choose(need: Need, machine: Machine, *, given: str | None) -> Toolkit:
     found = survey(need, machine)
     if fitting := first_fit(found, need):
         return hosted(fitting, machine.directories, provider="host")
-    raise none_fits(need, found)
+    raise none_fits(need, found, machine.roots)
 
 
 def first_fit(found: Iterable[FoundToolkit], need: Need) -> FoundToolkit | None:
@@ -364,12 +365,12 @@ def ways_on(need: Need) -> str:
     return "Ways on: " + "; ".join(ways) + "."
 
 
-def none_fits(need: Need, found: Sequence[FoundToolkit]) -> ToolkitError:
+def none_fits(need: Need, found: Sequence[FoundToolkit], roots: Sequence[Path]) -> ToolkitError:
     """Make the error for a machine without a toolkit that fits."""
     lines = [
         f"no CUDA toolkit for stack {need.stack.name} on this machine",
         f"  needed   CUDA {' or '.join(need.recipe.accepts)} for torch {need.torch}",
-        "  looked   in CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda*, /opt/cuda*",
+        f"  looked   in CUDA_HOME, CUDA_PATH, nvcc on PATH, {', '.join(f'{root}/cuda*' for root in roots)}",
         *(f"  found    {entry}" for entry in found),
     ]
     if not found:
@@ -565,11 +566,12 @@ def view_folder(toolkit: Toolkit, directories: Directories) -> Path:
     return directories.toolkits / toolkit.digest / VIEW
 
 
-def make_view(toolkit: Toolkit, directory: Path, *, gcc: str, runner: Runner) -> ToolkitView:
+def make_view(toolkit: Toolkit, directory: Path, *, gcc: str, runner: Runner, target: str | None = None) -> ToolkitView:
     """Make the view of a toolkit, unless it is there.
 
-    One link, `root`, leads to the toolkit (relative where both lie in the cache); every other link goes through
-    it, so that a sandbox has one place to mount. `bin/nvcc` is left out for the launcher.
+    One link, `root`, leads to the toolkit; every other link goes through it, so that a sandbox has one place to
+    mind: `target` is where it leads there (default: relative when view and toolkit lie side by side in the cache,
+    else the toolkit's own path). `bin/nvcc` is left out for the launcher.
     """
     view = ToolkitView(root=directory)
     if directory.is_dir():
@@ -578,16 +580,21 @@ def make_view(toolkit: Toolkit, directory: Path, *, gcc: str, runner: Runner) ->
     partial = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:
         partial.chmod(0o755)
-        beside = directory.parent in toolkit.root.parents
-        target = os.path.relpath(toolkit.root, directory) if beside else os.path.realpath(toolkit.root)
-        (partial / "root").symlink_to(target)
+        (partial / "root").symlink_to(target or default_target(toolkit, directory))
         link_top(toolkit.root, partial)
         link_libraries(toolkit.root, partial)
-        add_driver_stub(partial, gcc=gcc, runner=runner)
+        if not os.path.lexists(partial / "lib64/stubs/libcuda.so"):
+            make_driver_stub(toolkit.root / "include/cuda.h", partial / "lib64/stubs", gcc=gcc, runner=runner)
         give_way(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return view
+
+
+def default_target(toolkit: Toolkit, directory: Path) -> str:
+    """Give where `root` leads: relative inside one folder of the cache, which may be moved or mounted as a whole."""
+    beside = directory.parent in toolkit.root.parents
+    return os.path.relpath(toolkit.root, directory) if beside else os.path.realpath(toolkit.root)
 
 
 def link_top(real: Path, view: Path) -> None:
@@ -628,22 +635,19 @@ def link_libraries(real: Path, view: Path) -> None:
             (view / "lib64/stubs" / stub.name).symlink_to(f"../../root/{folder}/stubs/{stub.name}")
 
 
-def add_driver_stub(view: Path, *, gcc: str, runner: Runner) -> None:
-    """Make `stubs/libcuda.so` where the toolkit has none: CMake's CUDA::cuda_driver and `-lcuda` want it.
+def make_driver_stub(header: Path, folder: Path, *, gcc: str, runner: Runner) -> None:
+    """Make a `libcuda.so` to link with: CMake's CUDA::cuda_driver and `-lcuda` want it, and wheels have none.
 
     It defines every function that cuda.h names: an empty one would be dropped by `--as-needed`, the default of
-    Debian's and Ubuntu's gcc, and the wheel would not ask for the driver.
+    Ubuntu's gcc, and the wheel would not ask for the driver.
     """
-    stub = view / "lib64/stubs/libcuda.so"
-    if os.path.lexists(stub):
-        return
-    header = (view / "include/cuda.h").read_text(encoding="utf-8", errors="replace")
-    names = set(re.findall(r"\bcu[A-Z]\w*", header))
+    names = set(re.findall(r"\bcu[A-Z]\w*", header.read_text(encoding="utf-8", errors="replace")))
     symbols = sorted({name + ending for name in names for ending in ("", "_ptsz", "_ptds")})
-    source = view / "lib64/stubs/libcuda.c"
+    source = folder / "libcuda.c"
     source.write_text("".join(f"void {name}(void) {{}}\n" for name in symbols), encoding="utf-8")
     options = ("-shared", "-fPIC", "-nostdlib", "-w", "-Wl,-soname,libcuda.so.1")
-    runner.run((gcc, *options, "-o", str(stub), str(source)), env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
+    argv = (gcc, *options, "-o", str(folder / "libcuda.so"), str(source))
+    runner.run(argv, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"})
     source.unlink()
 
 
