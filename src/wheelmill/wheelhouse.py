@@ -31,6 +31,8 @@ class Entry:
     drv: str
     sha256: str
     size: int
+    index: str = ""
+    """The index that it stands in."""
 
     @property
     def build_record(self) -> Path:
@@ -128,7 +130,7 @@ def read_entry(record: Path) -> Entry | None:
         return None
     match values:
         case {"drv": str(drv), "sha256": str(sha256), "size": int(recorded)} if recorded == size:
-            return Entry(wheel=wheel, drv=drv, sha256=sha256, size=size)
+            return Entry(wheel=wheel, drv=drv, sha256=sha256, size=size, index=str(values.get("index", "")))
         case _:
             return None
 
@@ -154,7 +156,9 @@ def staged(root: Path, wheel: Path, build_record: Mapping[str, object], log: Pat
         # Last and at once: from here on the folder is complete, and `undo` may conclude from what is missing.
         write(staging / "name.part", wheel.name)
         (staging / "name.part").replace(staging / NAME_FILE)
-        yield staging, Entry(wheel=root / wheel.name, drv=str(build_record["drv"]), sha256=digest, size=size)
+        label = str(build_record.get("index", ""))
+        entry = Entry(wheel=root / wheel.name, drv=str(build_record["drv"]), sha256=digest, size=size, index=label)
+        yield staging, entry
     except BaseException:
         undo(root, staging)
         raise
