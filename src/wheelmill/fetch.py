@@ -70,10 +70,14 @@ class IndexSettings:
         return IndexSettings(urls=remote) if remote else self
 
     def uv_environment(self) -> dict[str, str]:
-        """Say the same to uv; by environment, since other users can read a command line and its passwords."""
+        """Say the same to uv; by environment, since other users can read a command line and its passwords.
+
+        The common default stays unsaid: uv's cache is by the index's exact spelling.
+        """
         values = {"UV_FIND_LINKS": ",".join(self.find_links)}
         if self.urls:
-            *extra, values["UV_DEFAULT_INDEX"] = self.urls
+            *extra, default = self.urls
+            values["UV_DEFAULT_INDEX"] = "" if default == pypi_simple.PYPI_SIMPLE_ENDPOINT else default
             values["UV_INDEX"] = " ".join(extra)
         return {name: value for name, value in values.items() if value}
 
@@ -133,9 +137,7 @@ def index_settings(env: Mapping[str, str], home: Path, *, etc: Path = Path("/etc
     ]
     no_index = uv.get("no-index") is True or pip.get("no-index", "").lower() in {"1", "true", "yes", "on"}
     urls = [] if no_index else [*(with_login(entry, env) for entry in extra), with_login(defaults[0], env)]
-    return IndexSettings(
-        urls=tuple(dict.fromkeys(urls)), find_links=tuple(dict.fromkeys(map(as_location, links)))
-    )
+    return IndexSettings(urls=tuple(dict.fromkeys(urls)), find_links=tuple(dict.fromkeys(map(as_location, links))))
 
 
 def uv_settings(env: Mapping[str, str], home: Path, etc: Path) -> Settings:
@@ -275,9 +277,7 @@ def fetch_source(
 class Search:
     """One file's way from the configured places into the store; keeps what each place said."""
 
-    def __init__(
-        self, source: IndexSource, store: Store, index: IndexSettings, wire: "Wire", place: str
-    ) -> None:
+    def __init__(self, source: IndexSource, store: Store, index: IndexSettings, wire: "Wire", place: str) -> None:
         self.source, self.store, self.index, self.wire, self.place = source, store, index, wire, place
         self.said: list[str] = []
         self.mismatch: HashMismatchError | None = None
@@ -343,11 +343,7 @@ class Search:
         except UnreachableError as error:
             self.said.append(f"{where}: {error}")
             return
-        offers = [
-            Offer(url=url, where=where, sha256=digest)
-            for name, url, digest in found
-            if name == self.source.file
-        ]
+        offers = [Offer(url=url, where=where, sha256=digest) for name, url, digest in found if name == self.source.file]
         if not offers:
             self.said.append(f"{where}: no such file among {len(found)}")
         yield from offers
@@ -571,8 +567,6 @@ def fetch(
     """Get any pinned source; see fetch_source and fetch_tree."""
     match source:
         case IndexSource():
-            return fetch_source(
-                source, store=store, index=index, offline=offline, progress=progress, place=place
-            )
+            return fetch_source(source, store=store, index=index, offline=offline, progress=progress, place=place)
         case TreeSource():
             return fetch_tree(source, base=base, place=place)

@@ -152,7 +152,10 @@ def install_locked(installation: Installation, uv: Uv) -> None:
     lock = installation.lock
     if not lock.pins:
         return
-    where = ("--no-index", "--find-links", installation.find_links) if installation.find_links else ()
+    # any index may have the file: its digest is what says that it is the right one
+    where: tuple[str | Path, ...] = ("--index-strategy", "unsafe-best-match")
+    if installation.find_links:
+        where = ("--no-index", "--find-links", installation.find_links)
     with requirements_file(lock.text) as path:
         try:
             uv.run(*pip_install(installation), "--no-build", *where, "-r", path)
@@ -237,9 +240,11 @@ def read_imports(done: Completed, names: Sequence[str], venv: Path) -> dict[str,
         ) from None
     for name in names:
         if said[name]["error"]:
-            lines = "\n".join(f"  {line}" for line in said[name]["error"].strip().splitlines()[-6:])
+            *trace, cause = said[name]["error"].strip().splitlines()
+            lines = "\n".join(f"  {line}" for line in trace[-6:])
             raise VerifyError(
-                f"cannot import {name}:\n{lines}", advice=f"Try `{venv}/bin/python -I -c 'import torch, {name}'`."
+                f"cannot import {name}: {cause}\n{lines}",
+                advice=f"Try `{venv}/bin/python -I -c 'import torch, {name}'`.",
             )
         file = said[name]["file"]
         if file and venv.resolve() not in Path(file).resolve().parents:
@@ -284,23 +289,29 @@ def stack_wheels(wheelhouse: Path, stack: Stack, digests: Mapping[str, str]) -> 
             f"{wheelhouse} lacks wheels of stack {stack.name}: {', '.join(missing)}",
             advice="Build them: `wheelmill build " + " ".join(item.split()[0] for item in missing) + "`.",
         )
-    return tuple(PinnedWheel(path=path, sha256=digests[path.name]) for path in chosen)
+    return tuple(PinnedWheel(path=path, sha256=recorded(digests, path)) for path in chosen)
+
+
+def recorded(digests: Mapping[str, str], path: Path) -> str:
+    """Give a wheel's recorded digest; VerifyError for a wheel that nobody vouches for."""
+    if path.name not in digests:
+        raise VerifyError(f"no record says what {path} must be", advice=f"Check it: `wheelmill verify {path}`.")
+    return digests[path.name]
 
 
 def belongs(path: Path, name: str, version: str, stack: Stack) -> bool:
-    """Say whether a wheel is this stack's build of a release, by its file name."""
+    """Say whether a wheel is this stack's plain build of a release (no variant, no other archs), by its file name."""
     try:
         project, found, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename:
         return False
-    labels = (found.local or "").split(".")
-    wanted = {stack.cuda_label, *(f"sm{arch.digits}" for arch in stack.archs)}
+    archs = [f"sm{arch.digits}" + ("ptx" if arch.ptx else "") for arch in stack.archs]
+    label = ".".join([stack.cuda_label, f"torch{stack.torch.version.split('+')[0]}", *archs])
     interpreter = "cp" + stack.python.replace(".", "")
     return (
         project == name
         and Version(found.public) == Version(version)
-        and wanted <= set(labels)
-        and f"torch{stack.torch.version}" in (found.local or "")
+        and found.local == label
         and any(tag.interpreter == interpreter or tag.abi == "abi3" for tag in tags)
     )
 
