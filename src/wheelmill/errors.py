@@ -28,7 +28,7 @@ class WheelmillError(Exception):
     """A failure we understand: shown without a traceback, cause first, next step last."""
 
     exit_status: ClassVar[int] = 1
-    kind: ClassVar[str] = "unknown"
+    kind: str = "unknown"
     """The kind as `diagnose` and `build --json` spell it."""
     default_advice: ClassVar[str] = ""
 

@@ -83,10 +83,11 @@ class Planned:
         drv = self.derivation
         gpus, _ = served(drv.archs)
         toolkit = f"CUDA {self.toolkit.cuda} ({self.toolkit.provider})" if self.toolkit else "no toolkit here"
+        code, unit = ", ".join(arch.sm for arch in drv.archs), gib(self.grant.memory_per_compile)
         lines = [
             f"{drv.name} {drv.full_version}  [{self.state}]  drv {drv.drv[:12]}",
-            f"  for {', '.join(arch.sm for arch in drv.archs)} ({', '.join(gpus[:4]) or 'no GPU in the table'}), {toolkit}",
-            f"  {self.units} translation units of up to {gib(self.grant.memory_per_compile)}; jobs: {self.grant.reason}",
+            f"  for {code} ({', '.join(gpus[:4]) or 'no GPU in the table'}), {toolkit}",
+            f"  {self.units} translation units of up to {unit}; jobs: {self.grant.reason}",
         ]
         if self.ideal_seconds and self.state == "build":
             lines.append(f"  ideal time {spell_seconds(self.ideal_seconds)} on {self.grant.granted} at once")

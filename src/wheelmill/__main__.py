@@ -1,0 +1,35 @@
+"""`python -m wheelmill`: the only place that exits, and that turns signals into a report."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Never
+
+from .errors import InterruptedBuildError
+
+
+def stop(number: int, _frame: FrameType | None) -> Never:
+    """Turn SIGTERM into the same orderly end as Ctrl-C."""
+    raise InterruptedBuildError(f"stopped by {signal.Signals(number).name}")
+
+
+def main() -> Never:
+    """Run the command line and exit with its status."""
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        from .cli import main as run  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
+
+        status = run(sys.argv[1:])
+    except (KeyboardInterrupt, InterruptedBuildError):
+        print("error: interrupted", file=sys.stderr)  # noqa: T201 - the console may be what was interrupted
+        status = 130
+    except BrokenPipeError:
+        # Whoever read our stdout has gone; Python would complain again while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Build: from a patched tree to a wheel, by the package's own backend, every compile through the launcher."""
+
+import fcntl
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import build as pypa_build
+
+from ._console import Reporter
+from ._process import Runner
+from .derivation import Derivation
+from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
+from .errors import BuildFailedError, CommandFailedError, EnvironmentUnfitError, WheelmillError
+from .governor import CompileRecord, CompileSummary, Event, Governor, read_records
+from .plan import spell_seconds
+from .resources import Grant, gib
+from .runtime import Directories
+from .shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, make_shims
+from .source import SourceTree
+from .toolkit import Toolkit, ToolkitView
+
+FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))) = 0;\n'
+"""Linked into every extension. libstdc++'s headers read this symbol of glibc 2.32; a hidden zero of our own ("there
+may be threads") is always right, and the floor becomes what the code really needs (measured on causal-conv1d:
+manylinux_2_34 becomes 2_28)."""
+HEARTBEAT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """The folder of one build. Tree and records outlive a failure, so that the next start goes on."""
+
+    root: Path
+
+    @property
+    def source(self) -> Path:
+        """The patched tree, with the backend's own build folder in it."""
+        return self.root / "source"
+
+    @property
+    def shims(self) -> Path:
+        """Launcher and gate."""
+        return self.root / "shims"
+
+    @property
+    def view(self) -> Path:
+        """The toolkit as the build sees it."""
+        return self.root / "toolkit"
+
+    @property
+    def out(self) -> Path:
+        """Wheels on their way: built, then repaired and stamped."""
+        return self.root / "out"
+
+    @property
+    def home(self) -> Path:
+        """The build's HOME."""
+        return self.root / "home"
+
+    @property
+    def tmp(self) -> Path:
+        """The build's TMPDIR: on the cache's disk, as nvcc's intermediates are large."""
+        return self.root / "tmp"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the build said, over all its starts."""
+        return self.root / "build.log"
+
+    @property
+    def records(self) -> Path:
+        """One line per compile, over all its starts."""
+        return self.root / "compile.jsonl"
+
+
+@contextmanager
+def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workplace]:
+    """Hold the workplace of a derivation; BuildFailedError where another process builds it."""
+    place = Workplace(root=directories.builds / derivation.drv[:20])
+    try:
+        place.root.mkdir(parents=True, exist_ok=True)
+        lock = (place.root / "lock").open("w")
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"cannot write to {place.root}: {error.strerror}", advice="Give a writable folder: --cache DIR."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BuildFailedError(
+                f"{derivation.name} {derivation.full_version} is being built by another process",
+                advice=f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.",
+            ) from None
+        for folder in (place.out, place.tmp):
+            shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed
+        for folder in (place.out, place.tmp, place.home):
+            folder.mkdir(exist_ok=True)
+        yield place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Equipment:
+    """What compiles: environment, toolkit and its view, host compiler, object cache, jobs."""
+
+    environment: BuildEnvironment
+    toolkit: Toolkit
+    view: ToolkitView
+    host: HostCompiler
+    cache: ObjectCache | None
+    grant: Grant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltWheel:
+    """A wheel as the backend made it, and what its compiles took."""
+
+    path: Path
+    compiles: CompileSummary
+    records: tuple[CompileRecord, ...]
+
+
+def build_wheel(
+    tree: SourceTree,
+    place: Workplace,
+    equipment: Equipment,
+    derivation: Derivation,
+    *,
+    runner: Runner,
+    report: Reporter,
+) -> BuiltWheel:
+    """Run the backend with every compile through launcher, cache and governor.
+
+    Raises BuildFailedError that names the translation unit, or what the backend said last.
+    """
+    before = len(recorded(place.records))
+    with tempfile.TemporaryDirectory(prefix="wheelmill-") as short:
+        socket = Path(short) / "governor"
+        shims = make_shims(place.shims, shim_spec(place, equipment, derivation, socket=socket, runner=runner))
+        install_nvcc(shims, equipment.view)
+        variables = variables_of(place, equipment, derivation)
+        progress = Progress(report, equipment.grant)
+        with (
+            Governor(socket, place.records, equipment.grant.granted, on_event=progress.saw) as governor,
+            progress.beating(),
+        ):
+            try:
+                path = run_backend(tree, place, equipment.environment, variables, runner)
+            except (CommandFailedError, pypa_build.BuildException) as error:
+                raise explained(error, recorded(place.records)[before:], place) from error
+        summary = governor.summary()
+    return BuiltWheel(path=path, compiles=summary, records=recorded(place.records)[before:])
+
+
+def recorded(path: Path) -> tuple[CompileRecord, ...]:
+    """Read the records that there are."""
+    return read_records(path) if path.is_file() else ()
+
+
+def shim_spec(
+    place: Workplace, equipment: Equipment, derivation: Derivation, *, socket: Path, runner: Runner
+) -> ShimSpec:
+    """Say what the launcher is to do in this build."""
+    return ShimSpec(
+        python=equipment.environment.python.resolve(),
+        socket=socket,
+        host=equipment.host,
+        nvcc=Nvcc(real=equipment.view.nvcc_real, view=equipment.view.nvcc, identity=equipment.toolkit.digest),
+        cache=equipment.cache,
+        archs=tuple(str(arch) for arch in derivation.archs),
+        threads=derivation.release.nvcc_threads,
+        release=True,
+        prefix_maps=(f"{place.source}=/wheelmill/source", f"{equipment.environment.root}=/wheelmill/env"),
+        link_objects=(str(floor_object(place, equipment.host, runner)),),
+        source_root=place.source,
+        refusals=place.log,
+    )
+
+
+def floor_object(place: Workplace, host: HostCompiler, runner: Runner) -> Path:
+    """Compile the object that keeps stray new symbols of glibc out."""
+    source, target = place.root / "floor.c", place.root / "floor.o"
+    source.write_text(FLOOR_SOURCE, "utf-8")
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TMPDIR": str(place.tmp)}
+    runner.run([str(host.cc), "-O2", "-fPIC", "-c", source.name, "-o", target.name], env=env, cwd=place.root)
+    return target
+
+
+def install_nvcc(shims: Shims, view: ToolkitView) -> None:
+    """Put the launcher where nvcc is looked for: torch takes it from CUDA_HOME/bin, not from PATH."""
+    view.nvcc.unlink(missing_ok=True)
+    shutil.copy2(shims.tools["nvcc"], view.nvcc)
+
+
+def variables_of(place: Workplace, equipment: Equipment, derivation: Derivation) -> dict[str, str]:
+    """Give the whole environment of the build."""
+    return build_variables(
+        BuildPaths(
+            shims=place.shims / "bin",
+            environment=equipment.environment.root,
+            view=equipment.view.root,
+            home=place.home,
+            tmp=place.tmp,
+        ),
+        BuildSettings(
+            package=derivation.environment,
+            source_date_epoch=derivation.source_date_epoch,
+            max_jobs=equipment.grant.granted,
+            nvcc_threads=derivation.release.nvcc_threads,
+            cccl=(equipment.view.root / "include" / "cccl").is_dir(),
+        ),
+    )
+
+
+def run_backend(
+    tree: SourceTree, place: Workplace, environment: BuildEnvironment, variables: Mapping[str, str], runner: Runner
+) -> Path:
+    """Ask the package's PEP 517 backend for a wheel, without isolation: the environment is locked and complete."""
+
+    def run_hook(cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None) -> None:
+        runner.stream(
+            [str(part) for part in cmd],
+            env={**variables, **(extra_environ or {})},
+            log=place.log,
+            cwd=Path(cwd) if cwd else tree.root,
+        )
+
+    builder = pypa_build.ProjectBuilder(tree.root, python_executable=str(environment.python), runner=run_hook)
+    return Path(builder.build("wheel", place.out / "built"))
+
+
+def explained(error: Exception, records: Sequence[CompileRecord], place: Workplace) -> WheelmillError:
+    """Turn a failed backend into its cause: the first compile that failed, else what was said last."""
+    failed = [record for record in records if record.exit != 0]
+    if failed:
+        first = failed[0]
+        lines = [
+            f"{first.tool} failed on {first.source or first.output} with status {first.exit} "
+            f"after {spell_seconds(first.wall_s)}, at {gib(first.peak_rss_bytes)}",
+        ]
+        if first.exit == 137:
+            lines.append("  it was killed by signal 9: where nobody did that by hand, memory ran out")
+        if len(failed) > 1:
+            lines.append(f"  {len(failed) - 1} more compiles failed or were stopped with it")
+    else:
+        lines = [f"the package's build backend failed: {str(error).splitlines()[0]}"]
+    if isinstance(error, CommandFailedError):
+        lines += [f"  | {line[:300]}" for line in error.tail[-10:]]
+    found = BuildFailedError(
+        "\n".join([*lines, f"  log: {place.log}", f"  compiles: {place.records}"]),
+        advice="Read the log above its first error; run the same command again to go on with the finished objects.",
+    )
+    if failed and failed[0].exit == 137:
+        found.kind = "out-of-memory"
+        found.advice = "Give fewer jobs (--max-jobs) or more memory, then run again: finished objects are reused."
+    return found
+
+
+class Progress:
+    """Tells of every compile that ends, and that work goes on while none does."""
+
+    def __init__(self, report: Reporter, grant: Grant) -> None:
+        self.report, self.grant = report, grant
+        self.done = self.running = 0
+        self.started = self.spoke = time.monotonic()
+        self.stop = threading.Event()
+
+    def saw(self, event: Event) -> None:
+        """Take an event of the governor (called from its thread)."""
+        self.running = event.running
+        record = event.record
+        if event.kind != "finished" or record is None:
+            return
+        self.done += 1
+        took = f"{spell_seconds(record.wall_s)}, {gib(record.peak_rss_bytes)}"
+        how = {"hit": "from the object cache", "link": f"linked, {took}"}.get(record.cache, took)
+        if record.exit:
+            how = f"FAILED with status {record.exit}, {took}"
+        self.say(f"[{self.done}] {record.tool} {record.source or record.output}: {how}")
+
+    def say(self, text: str) -> None:
+        """Tell, and remember when."""
+        self.spoke = time.monotonic()
+        self.report.note(text)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Say every minute of silence that work goes on."""
+        thread = threading.Thread(target=self.beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stop.set()
+            thread.join()
+
+    def beat(self) -> None:
+        """Wait, and speak where nothing else did."""
+        while not self.stop.wait(5.0):
+            if time.monotonic() - self.spoke >= HEARTBEAT_SECONDS:
+                passed = spell_seconds(time.monotonic() - self.started)
+                self.say(f"… {self.running} running, {self.done} done, {passed} so far")

@@ -1,0 +1,480 @@
+"""The command line: options to values, commands to stages, outcomes to text or JSON and an exit status."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from . import __version__
+from ._console import Console, make_console, result
+from ._process import Runner, SystemRunner
+from ._validate import parse_size
+from .arch import Arch
+from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
+from .derivation import Selection, instantiate, parse_epoch
+from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, VerifyError, WheelmillError
+from .index import write_index
+from .inspection import inspect_wheel
+from .install import Uv, install_stack, make_uv
+from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, plan, survey_machine
+from .preflight import Finding
+from .resolve import check, lock
+from .resources import capacity, parse_jobs
+from .runtime import Runtime, capture
+from .verify import claimed, inspect_and_judge, require
+from .wheelhouse import Wheelhouse
+
+EPILOG = "exit status: " + ", ".join(f"{number} {text}" for number, text in EXIT_STATUS.items())
+"""Shown by every --help."""
+
+LATER = {
+    "build-stack": "Building and collecting a whole stack arrives with a later release; build its packages by name.",
+    "release": "Publishing with proofs arrives with a later release; `wheelmill index` makes a static index now.",
+}
+PREBUILT_ADVICE = "Install it from the package index; `wheelmill plan` shows its pinned file and digest."
+
+
+class Options(argparse.Namespace):
+    """What the command line said; every command has a part of these."""
+
+    command: str
+    names: list[str]
+    recipes: Path | None
+    stack: str
+    python: str | None
+    arch: list[str]
+    cuda_home: str | None
+    variant: str
+    wheelhouse: Path
+    cache: Path | None
+    offline: bool
+    json: bool
+    quiet: bool
+    max_jobs: str | None
+    memory: str | None
+    cpus: str | None
+    check: bool
+    into: Path
+    accept_license: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One run of the program: what was asked, and the means to do it."""
+
+    options: Options
+    runtime: Runtime
+    console: Console
+    runner: Runner
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The recipes, read when first needed."""
+        return load_catalog(find_roots(self.options.recipes, self.runtime.cwd))
+
+    @cached_property
+    def tools(self) -> Tools:
+        """What the stages need besides the derivation."""
+        return Tools(
+            runtime=self.runtime,
+            runner=self.runner,
+            report=self.console,
+            catalog=self.catalog,
+            offline=self.options.offline,
+            cuda_home=self.options.cuda_home,
+            python=self.options.python,
+            bounds=bounds(self.options, self.runtime),
+        )
+
+    @property
+    def uv(self) -> Uv:
+        """uv, for locks and installs."""
+        return make_uv(runner=self.runner, env=self.runtime.env, index=self.tools.index)
+
+    @property
+    def wheelhouse(self) -> Wheelhouse:
+        """The wheelhouse asked for."""
+        return Wheelhouse(root=self.runtime.directories.wheelhouse)
+
+    def selections(self, *, default_all: bool) -> tuple[Selection, ...]:
+        """Turn names into selections; NothingSelectedError without a name where a command needs one."""
+        stack = self.catalog.stack(self.options.stack)
+        names = self.options.names or (list(stack.packages) if default_all else [])
+        if not names:
+            raise NothingSelectedError(
+                f"nothing to do: no package named; stack {stack.name} pins {', '.join(stack.packages)}",
+                advice=f"Name one: `wheelmill {self.options.command} {next(iter(stack.packages))}`.",
+            )
+        epoch = self.runtime.env.get("SOURCE_DATE_EPOCH")
+        return tuple(
+            Selection(
+                name=name,
+                stack=stack.name,
+                archs=parse_archs(self.options.arch),
+                variant=self.options.variant,
+                source_date_epoch=None if epoch is None else parse_epoch(epoch, now=int(time.time())),
+            )
+            for name in names
+        )
+
+    def document(self, value: dict[str, object]) -> None:
+        """Print the one JSON document."""
+        result(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def bounds(options: Options, runtime: Runtime) -> Bounds:
+    """Read the caps; UsageError for what cannot be one. The option wins over MAX_JOBS."""
+    jobs = None
+    if options.max_jobs is not None:
+        jobs = parse_jobs(options.max_jobs, source="--max-jobs")
+    elif "MAX_JOBS" in runtime.env:
+        jobs = parse_jobs(runtime.env["MAX_JOBS"], source="MAX_JOBS")
+    try:
+        memory = None if options.memory is None else parse_size(options.memory)
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}") from None
+    cpus = None if options.cpus is None else parse_jobs(options.cpus, source="--cpus")
+    return Bounds(max_jobs=jobs, memory=memory, cpus=cpus)
+
+
+def parse_archs(texts: Sequence[str]) -> tuple[Arch, ...]:
+    """Read `--arch "10.0;12.0"` or repeated options; UsageError with what was probably meant."""
+    words = [word for text in texts for word in text.replace(",", ";").split(";") if word.strip()]
+    try:
+        return tuple(Arch.parse(word.strip()) for word in words)
+    except ValueError as error:
+        raise UsageError(f"--arch {error}") from None
+
+
+# commands --------------------------------------------------------------------------------------------
+
+
+def run_plan(session: Session) -> int:
+    """Show what would be built; starts nothing."""
+    options = session.options
+    made = plan(
+        session.selections(default_all=True), session.tools, with_prebuilt=not options.names, house=session.wheelhouse
+    )
+    if options.json:
+        session.document(made.to_json())
+        return 0
+    for item in made.items:
+        result(item.paragraph())
+    for member in made.prebuilt:
+        result(f"{member.name} {member.version}  [prebuilt]  {member.file}\n  sha256 {member.sha256}")
+    for problem in made.problems:
+        session.console.warn(f"{problem['message']}\n  next: {problem['advice']}")
+    return 0
+
+
+def run_build(session: Session) -> int:
+    """Build to verified wheels in the wheelhouse; their paths on stdout."""
+    selections = session.selections(default_all=False)
+    stack = session.catalog.stack(session.options.stack)
+    for selection in selections:
+        if selection.name in stack.prebuilt:
+            raise UsageError(
+                f"{selection.name} is taken as published by stack {stack.name}; building it from source arrives with "
+                "a later release",
+                advice=PREBUILT_ADVICE,
+            )
+    derivations = [instantiate(session.catalog, selection) for selection in selections]
+    outcomes = []
+    for derivation in derivations:
+        outcome = attempt(derivation, session.tools, session.wheelhouse)
+        outcomes.append(outcome)
+        match outcome:
+            case Built(wheel=wheel):
+                if not session.options.json:
+                    result(str(wheel))
+            case Failed(error=error):
+                session.console.failure(error)
+                if error.exit_status == 130:
+                    break
+    if session.options.json:
+        session.document({"schema": 1, "builds": [outcome.to_json() for outcome in outcomes]})
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    return failures[-1].error.exit_status if failures else 0
+
+
+def run_fetch(session: Session) -> int:
+    """Get every pinned input of the named packages, or of the whole stack."""
+    if session.options.accept_license:
+        raise UsageError(
+            "fetching NVIDIA's redistributables arrives with a later release",
+            advice="Install CUDA 12.8 from NVIDIA and give its folder: `--cuda-home /usr/local/cuda-12.8`, "
+            "or take a stack whose toolkit comes from wheels: `--stack cu130`.",
+        )
+    fetch_all([instantiate(session.catalog, each) for each in session.selections(default_all=True)], session.tools)
+    return 0
+
+
+def run_lock(session: Session) -> int:
+    """Resolve and hash a stack's requirements, or check offline that its locks are current."""
+    names = session.options.names or [session.options.stack]
+    for name in names:
+        stack = session.catalog.stack(name)
+        if session.options.check:
+            if problems := check(session.catalog, stack):
+                raise RecipeError("; ".join(problems), file=stack.file, advice=f"Run `wheelmill lock {name}`.")
+            session.console.note(f"{name}: both locks are current")
+            continue
+        python = session.tools.interpreter(stack.python).path
+        changed = lock(session.catalog, stack, uv=session.uv, python=python)
+        session.console.note(f"{name}: " + (", ".join(path.name for path in changed) or "nothing changed"))
+    return 0
+
+
+def run_doctor(session: Session) -> int:
+    """Look at this machine: each finding with advice."""
+    return show_findings(session, survey_machine(session.catalog.stack(session.options.stack), session.tools))
+
+
+def run_limits(session: Session) -> int:
+    """Show effective cpus, memory and processes, and where each bound comes from."""
+    limits = session.tools.limits()
+    figures: dict[str, object] = {
+        "cpus": limits.cpus,
+        "memory_bytes": limits.memory_bytes,
+        "capacity_bytes": max(0, capacity(limits.available_bytes)),
+        "pids": limits.pids,
+        "from": limits.sources,
+    }
+    if session.options.json:
+        session.document({"schema": 1, **figures})
+    else:
+        for name, value in figures.items():
+            result(f"{name}: {value}")
+    return 0
+
+
+def run_inspect(session: Session) -> int:
+    """Show what is in a wheel."""
+    for path in wheel_paths(session):
+        inspection = inspect_wheel(path)
+        if session.options.json:
+            session.document(inspection.to_json())
+            continue
+        result(f"{inspection.name} {inspection.version}  {', '.join(inspection.tags)}  {inspection.size:,} bytes")
+        result(f"  requires {inspection.requires_torch or 'no torch'}")
+        for file in inspection.elf:
+            code = ", ".join(str(arch) for arch in file.device_code.archs) or "no device code"
+            result(f"  {file.path}: {code}; glibc {file.glibc_floor}; needs {', '.join(file.needed)}")
+    return 0
+
+
+def run_verify(session: Session) -> int:
+    """Check wheels; every finding at once."""
+    documents, failed = [], []
+    for path in wheel_paths(session):
+        try:
+            _, findings = inspect_and_judge(path, claimed(path))
+            documents.append({"wheel": path.name, "findings": [finding.to_json() for finding in findings]})
+            for finding in findings:
+                session.console.note(f"{finding.status:5} {finding.id}: {finding.message}")
+            require(path, findings)
+        except VerifyError as error:
+            failed.append(error)
+            session.console.failure(error)
+    if session.options.json:
+        session.document({"schema": 1, "findings": [f for d in documents for f in d["findings"]], "wheels": documents})
+    return failed[-1].exit_status if failed else 0
+
+
+def run_index(session: Session) -> int:
+    """Write the static indexes of the wheelhouse again."""
+    house = session.wheelhouse
+    labels: dict[str, list[Path]] = {}
+    for entry in house.entries():
+        labels.setdefault(entry.index, []).append(entry.wheel)
+    if not labels:
+        raise NothingSelectedError(f"no wheel in {house.root}", advice="Build one: `wheelmill build flash-attn`.")
+    for label, wheels in sorted(labels.items()):
+        write_index(house.root, label, wheels)
+        result(str(house.root / "simple" / label))
+    return 0
+
+
+def run_install(session: Session) -> int:
+    """Install a stack's wheels from the wheelhouse, offline and with hashes, into a virtual environment."""
+    stack = session.catalog.stack(session.options.stack)
+    house = session.wheelhouse
+    install_stack(
+        house.root,
+        stack,
+        lock=session.catalog.run_lock(stack),
+        digests={entry.wheel.name: entry.sha256 for entry in house.entries()},
+        interpreter=session.tools.interpreter(stack.python).path,
+        venv=session.runtime.cwd / session.options.into,
+        uv=session.uv,
+    )
+    result(str(session.runtime.cwd / session.options.into))
+    return 0
+
+
+def run_later(session: Session) -> int:
+    """Say that a command is not there yet."""
+    raise UsageError(LATER[session.options.command])
+
+
+def wheel_paths(session: Session) -> tuple[Path, ...]:
+    """Give the wheels named; NothingSelectedError without one."""
+    if not session.options.names:
+        raise NothingSelectedError(
+            "no wheel named", advice=f"Give a path: `wheelmill {session.options.command} wheelhouse/NAME.whl`."
+        )
+    return tuple(session.runtime.cwd / name for name in session.options.names)
+
+
+def show_findings(session: Session, findings: Sequence[Finding]) -> int:
+    """Print findings; 5 where one is an error."""
+    if session.options.json:
+        session.document({"schema": 1, "findings": [finding.to_json() for finding in findings]})
+    else:
+        for finding in findings:
+            result(f"{finding.status:5} {finding.subject}: {finding.message}")
+            if finding.advice and finding.status in {"warn", "error"}:
+                result(f"      next: {finding.advice}")
+    return 5 if any(finding.status == "error" for finding in findings) else 0
+
+
+# parser ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One command: what it does, in a line, with examples, and which options it has beyond the common ones."""
+
+    help: str
+    examples: str
+    run: Callable[[Session], int]
+    names: str = ""
+
+
+COMMANDS: dict[str, Command] = {
+    "plan": Command(
+        help="what would be built, from what, with how many jobs and why; starts nothing",
+        examples="wheelmill plan --stack cu130\nwheelmill plan flash-attn --cpus 128 --memory 288GiB --max-jobs 128",
+        run=run_plan,
+        names="NAME",
+    ),
+    "doctor": Command(
+        help="this machine, each finding with advice", examples="wheelmill doctor --stack cu130", run=run_doctor
+    ),
+    "limits": Command(
+        help="effective cpus, memory and processes, and where each comes from",
+        examples="wheelmill limits --json",
+        run=run_limits,
+    ),
+    "lock": Command(
+        help="resolve and hash a stack's requirements (--check: offline, are the locks current)",
+        examples="wheelmill lock cu130\nwheelmill lock cu130 --check",
+        run=run_lock,
+        names="STACK",
+    ),
+    "fetch": Command(
+        help="get every pinned input, so that a build needs no network",
+        examples="wheelmill fetch flash-attn --stack cu130\nwheelmill build flash-attn --stack cu130 --offline",
+        run=run_fetch,
+        names="NAME",
+    ),
+    "build": Command(
+        help="to a verified wheel in the wheelhouse; its path on stdout",
+        examples="wheelmill build flash-attn --stack cu130\n"
+        "wheelmill build flash-attn --stack cu130 --variant hdim128-bf16-inference\n"
+        "wheelmill build causal-conv1d --stack cu130 --arch '10.0;12.0' --max-jobs 8",
+        run=run_build,
+        names="NAME",
+    ),
+    "inspect": Command(
+        help="what is in a wheel", examples="wheelmill inspect wheelhouse/*.whl --json", run=run_inspect, names="WHEEL"
+    ),
+    "verify": Command(
+        help="is a wheel right", examples="wheelmill verify wheelhouse/*.whl", run=run_verify, names="WHEEL"
+    ),
+    "verify-stack": Command(
+        help="is an installed stack the pinned one",
+        examples="wheelmill verify-stack --stack cu130 --python /opt/serve/bin/python",
+        run=run_later,
+    ),
+    "index": Command(help="write the static indexes again", examples="wheelmill index", run=run_index),
+    "install": Command(
+        help="the stack's wheels from the wheelhouse into an environment, offline, with hashes",
+        examples="wheelmill install --stack cu130 --into ./serve",
+        run=run_install,
+    ),
+    "build-stack": Command(help="(a later release)", examples="wheelmill build NAME", run=run_later),
+    "release": Command(help="(a later release)", examples="wheelmill index", run=run_later),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="wheelmill", description="Reproducible builder of CUDA wheels for Python.", epilog=EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"wheelmill {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        examples = "\n".join(f"  {line}" for line in command.examples.splitlines())
+        sub = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=f"examples:\n{examples}\n\n{EPILOG}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if command.names:
+            sub.add_argument("names", nargs="*", metavar=command.names)
+        else:
+            sub.set_defaults(names=[])
+        add_common(sub)
+    return parser
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every command understands."""
+    add = parser.add_argument
+    add("--recipes", type=Path, metavar="DIR", help="recipes over the default ones (nearest recipes/, else shipped)")
+    add("--stack", default=DEFAULT_STACK, help="the pinned stack (default: %(default)s)")
+    add("--python", metavar="PATH", help="the interpreter to build for (default: the stack's release, looked for)")
+    add("--arch", action="append", default=[], metavar="ARCHS", help="GPU architectures: 10.0, '10.0;12.0'")
+    add("--cuda-home", metavar="DIR", help="the CUDA toolkit to use; it must fit (default: CUDA_HOME, else looked for)")
+    add("--variant", default="", help="a declared variant of the package")
+    add("--wheelhouse", type=Path, default=Path("wheelhouse"), metavar="DIR", help="default: ./wheelhouse")
+    add("--cache", type=Path, metavar="DIR", help="default: WHEELMILL_CACHE, else ~/.cache/wheelmill")
+    add("--offline", action="store_true", help="reach no network; what is not fetched is an error")
+    add("--max-jobs", metavar="N", help="a cap on compiles at once (default: MAX_JOBS, else cores); memory still rules")
+    add("--memory", metavar="SIZE", help="use no more than this, e.g. 24GiB")
+    add("--cpus", metavar="N", help="use no more than this many cores")
+    add("--json", action="store_true", help="one JSON document on stdout, also on failure")
+    add("--quiet", action="store_true", help="no talk on stderr, but for a failure's report")
+    add("--check", action="store_true", help="(lock) only check, offline")
+    add("--into", type=Path, default=Path("venv"), metavar="DIR", help="(install) the environment to make or use")
+    add("--accept-license", action="store_true", help="(fetch) accept the licence of a toolkit")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and give the exit status."""
+    options = make_parser().parse_args(argv, Options())
+    runtime = capture(cache=options.cache, wheelhouse=options.wheelhouse)
+    console = make_console(quiet=options.quiet, no_colour="NO_COLOR" in runtime.env)
+    session = Session(options=options, runtime=runtime, console=console, runner=SystemRunner())
+    try:
+        return COMMANDS[options.command].run(session)
+    except WheelmillError as error:
+        console.failure(error)
+        if options.json:
+            session.document({"schema": 1, "error": error_document(error)})
+        return error.exit_status
+    finally:
+        sys.stdout.flush()
+
+
+def error_document(error: WheelmillError) -> dict[str, object]:
+    """Give a failure as JSON."""
+    return {"kind": error.kind, "exit": error.exit_status, "message": str(error), "advice": error.advice}

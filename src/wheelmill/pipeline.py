@@ -1,0 +1,514 @@
+"""The whole line: from a derivation to a verified wheel in the wheelhouse; the top function reads like the design."""
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import toolkit as toolkits
+from ._console import Reporter
+from ._process import Runner
+from ._uv import Uv
+from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied
+from .catalog import Catalog
+from .derivation import Derivation, Selection, instantiate
+from .environment import create, demand
+from .errors import InterruptedBuildError, ToolkitError, WheelmillError
+from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
+from .index import write_index
+from .install import Installation, PinnedWheel, make_uv, offline_install
+from .interpreter import Interpreter, find_interpreter
+from .limits import Limits, read_limits
+from .plan import Plan, Planned, ToolkitSummary, spell_seconds
+from .preflight import Finding, Situation, checks
+from .preflight import require as require_fit
+from .provenance import BuildRecord, Found, embedded, gather, realisation
+from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
+from .resources import Grant, grant
+from .runtime import Runtime
+from .shims import HostCompiler, ObjectCache, host_compilers
+from .source import SourceTree, prepare
+from .stack import Stack
+from .store import Store
+from .toolkit import Machine, Need, Toolkit, choose, make_view
+from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
+from .wheel_file import read_wheel
+from .wheelhouse import Entry, Wheelhouse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The user's caps: jobs, memory in bytes, cores. None: no cap."""
+
+    max_jobs: int | None = None
+    memory: int | None = None
+    cpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tools:
+    """What the stages need besides the derivation."""
+
+    runtime: Runtime
+    runner: Runner
+    report: Reporter
+    catalog: Catalog
+    offline: bool
+    cuda_home: str | None
+    python: str | None
+    bounds: Bounds
+
+    @property
+    def machine(self) -> Machine:
+        """Where toolkits are looked for."""
+        return Machine(
+            env=self.runtime.env,
+            runner=self.runner,
+            directories=self.runtime.directories,
+            cwd=self.runtime.cwd,
+            driver=driver_version(Path("/proc/driver/nvidia/version")),
+        )
+
+    def uv(self) -> Uv:
+        """Make the uv that fills environments."""
+        return Uv(
+            runner=self.runner,
+            env=self.runtime.env,
+            index=self.index,
+            offline=self.offline,
+            on_line=self.report.note,
+        )
+
+    @property
+    def index(self) -> IndexSettings:
+        """Where this user's files come from."""
+        return index_settings(self.runtime.env, Path(self.runtime.env.get("HOME", "/")))
+
+    def interpreter(self, release: str) -> Interpreter:
+        """Find the interpreter to build for."""
+        return find_interpreter(release, given=self.python, env=self.runtime.env, runner=self.runner)
+
+    def limits(self) -> Limits:
+        """Read what this process may use now, within the user's caps."""
+        found = read_limits(affinity=frozenset(os.sched_getaffinity(0)))
+        memory = self.bounds.memory
+        return replace(
+            found,
+            cpus=min(found.cpus, self.bounds.cpus or found.cpus),
+            memory_bytes=min(found.memory_bytes, memory or found.memory_bytes),
+            available_bytes=min(found.available_bytes, memory or found.available_bytes),
+        )
+
+
+def need_of(derivation: Derivation) -> Need:
+    """Say what a derivation needs of a toolkit."""
+    return Need(recipe=derivation.toolkit, lock=derivation.toolkit_lock, stack=derivation.stack, archs=derivation.archs)
+
+
+# the line --------------------------------------------------------------------------------------------
+
+
+def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
+    """Build, repair and verify one derivation, and enter it into the wheelhouse."""
+    started = time.monotonic()
+    if (entry := house.find(derivation.drv)) is not None:
+        entry.check()
+        return Built(derivation=derivation, wheel=entry.wheel, record=None, seconds=0.0, sha256=entry.sha256)
+    fitted = fit(derivation, tools)
+    with occupied(derivation, tools.runtime.directories) as place:
+        fetched = fetch_input(derivation, tools)
+        tree = patched_tree(fetched, derivation, place, tools)
+        equipment = equip(derivation, fitted, place, tools)
+        built = compiled(tree, place, equipment, derivation, tools)
+        found = gather(
+            fitted.host,
+            fitted.toolkit,
+            python=fitted.interpreter.version,
+            libc=" ".join(platform.libc_ver()),
+            ccache=equipment.cache is not None,
+        )
+        stamped = repaired(built, tree, place, equipment, derivation, found, tools)
+        verified = verify(stamped, place, fitted, derivation, tools)
+        record = make_record(derivation, found, built, stamped, verified, seconds=time.monotonic() - started)
+        entry = enter(verified, record, place, house, tools)
+        shutil.rmtree(place.root)
+    return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """What preflight found to build with."""
+
+    interpreter: Interpreter
+    toolkit: Toolkit
+    host: HostCompiler
+    grant: Grant
+
+
+def fit(derivation: Derivation, tools: Tools) -> Fitted:
+    """Check the machine before anything starts; every problem at once."""
+    tools.report.step(f"{derivation.name} {derivation.full_version}  drv {derivation.drv[:12]}")
+    limits = tools.limits()
+    require_fit(checks(situation(derivation.stack, need_of(derivation), tools, limits)))
+    granted = grant_for(derivation, limits, tools.bounds)
+    tools.report.note(f"jobs: {granted.reason}")
+    return Fitted(
+        interpreter=tools.interpreter(derivation.python),
+        toolkit=choose(need_of(derivation), tools.machine, given=tools.cuda_home),
+        host=host_compilers(lambda name, path: shutil.which(name, path=path), tools.runner, tools.runtime.env),
+        grant=granted,
+    )
+
+
+def situation(stack: Stack, need: Need, tools: Tools, limits: Limits) -> Situation:
+    """Put together what preflight and doctor look at."""
+    return Situation(
+        need=need,
+        build_lock=tools.catalog.build_lock(stack),
+        machine=tools.machine,
+        python=tools.python,
+        cuda_home=tools.cuda_home,
+        limits=limits,
+    )
+
+
+def grant_for(derivation: Derivation, limits: Limits, bounds: Bounds) -> Grant:
+    """Decide the jobs of a build; a variant has figures of its own."""
+    figures = (derivation.variant or derivation.release).resources
+    return grant(
+        requested=bounds.max_jobs,
+        cpus=max(1, int(limits.cpus)),
+        available=limits.available_bytes,
+        memory_per_compile=figures.memory_per_compile,
+        units=figures.units,
+    )
+
+
+def fetch_input(derivation: Derivation, tools: Tools) -> FetchedSource | FetchedTree:
+    """Get the pinned source."""
+    tools.report.step("fetch")
+    recipe, runtime = derivation.recipe, tools.runtime
+    return fetch(
+        derivation.release.source,
+        store=Store(root=runtime.directories.store, warn=tools.report.warn),
+        index=tools.index,
+        base=Path(recipe.file).parent,
+        offline=tools.offline,
+        place=f'{recipe.file}: version."{derivation.version}".source',
+    )
+
+
+def patched_tree(
+    fetched: FetchedSource | FetchedTree, derivation: Derivation, place: Workplace, tools: Tools
+) -> SourceTree:
+    """Unpack and patch, unless a tree of an earlier start is there to go on with."""
+    goes_on = place.source.is_dir()
+    tools.report.step("source tree" + (" (of an earlier start: its finished objects are reused)" if goes_on else ""))
+    return prepare(
+        fetched,
+        patches=derivation.patches,
+        must_exist=derivation.release.must_exist,
+        destination=place.source,
+        epoch=derivation.source_date_epoch,
+    )
+
+
+def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools) -> Equipment:
+    """Make the locked environment and the toolkit's view."""
+    directories = tools.runtime.directories
+    tools.report.step(f"build environment ({len(derivation.build_lock.pins)} locked files, CUDA {fitted.toolkit.cuda})")
+    environment = create(derivation.build_lock, fitted.interpreter, directories=directories, uv=tools.uv())
+    demand(environment, derivation.release.build_requires, tools.runner, lock=derivation.build_lock)
+    if derivation.toolkit_lock is not None and fitted.toolkit.provider == "wheels":
+        toolkits.install(
+            fitted.toolkit, derivation.toolkit_lock, python=environment.python, directories=directories, uv=tools.uv()
+        )
+    shutil.rmtree(place.view, ignore_errors=True)
+    view = make_view(fitted.toolkit, place.view, gcc=str(fitted.host.cc), runner=tools.runner)
+    ccache = tools.runtime.python.parent / "ccache"
+    objects = ObjectCache(ccache=ccache, directory=directories.objects / derivation.name)
+    return Equipment(
+        environment=environment,
+        toolkit=fitted.toolkit,
+        view=view,
+        host=fitted.host,
+        cache=objects if ccache.is_file() else None,
+        grant=fitted.grant,
+    )
+
+
+def compiled(
+    tree: SourceTree, place: Workplace, equipment: Equipment, derivation: Derivation, tools: Tools
+) -> BuiltWheel:
+    """Build, and say what it took."""
+    tools.report.step(f"build, log in {place.log}")
+    built = build_wheel(tree, place, equipment, derivation, runner=tools.runner, report=tools.report)
+    took = built.compiles
+    tools.report.note(
+        f"{took.compiles} compiles ({took.cache_hits} from the object cache), {took.links} links, "
+        f"{spell_seconds(took.cpu_seconds)} of CPU time"
+    )
+    return built
+
+
+def repaired(
+    built: BuiltWheel,
+    tree: SourceTree,
+    place: Workplace,
+    equipment: Equipment,
+    derivation: Derivation,
+    found: Found,
+    tools: Tools,
+) -> StampedWheel:
+    """Audit the wheel, give it its final name and facts; nothing is grafted, no ELF byte changes."""
+    tools.report.step("repair and stamp")
+    tool_bin = tools.runtime.python.parent
+    env = {"PATH": f"{tool_bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(place.home), "TMPDIR": str(place.tmp)}
+    policy = repair_policy(equipment.environment.site_packages)
+    audited = with_floor(audit(built.path, policy=policy, runner=tools.runner, env=env), derivation.stack)
+    final = place.out / "stamped"
+    final.mkdir()
+    return stamp(
+        audited,
+        stamp=Stamp(
+            version=derivation.full_version,
+            build_tag=str(derivation.release.revision),
+            epoch=derivation.source_date_epoch,
+            requires={"torch": f"=={derivation.stack.torch.version}"},
+            files={FACTS: embedded(derivation, found)},
+            licenses=missing_licenses(built, tree, derivation),
+        ),
+        destination=final,
+    )
+
+
+def with_floor(audited: AuditedWheel, stack: Stack) -> AuditedWheel:
+    """Raise the platform tag to the stack's: where torch does not install, the wheel is of no use."""
+    own = f"{stack.platform}_x86_64"
+    return replace(audited, platform_tag=max(audited.platform_tag, own, key=release))
+
+
+def missing_licenses(built: BuiltWheel, tree: SourceTree, derivation: Derivation) -> dict[str, bytes]:
+    """Read the licence texts that the backend did not put into the wheel itself."""
+    wheel = read_wheel(built.path)
+    inside = [name for name in wheel.record if name.startswith(f"{wheel.dist_info}/")]
+    return {
+        entry.path: (tree.root / entry.path).read_bytes()
+        for entry in derivation.release.licenses
+        if not any(name.endswith(f"/{entry.path}") for name in inside)
+    }
+
+
+def verify(
+    stamped: StampedWheel, place: Workplace, fitted: Fitted, derivation: Derivation, tools: Tools
+) -> VerifiedWheel:
+    """Run every check, the last one an offline install beside the locked torch and an import."""
+    tools.report.step("verify")
+    inspection, findings = inspect_and_judge(stamped.path, expected(derivation))
+    require(stamped.path, findings)
+    proof = offline_install(
+        Installation(
+            interpreter=fitted.interpreter.path,
+            venv=place.tmp / "venv",
+            lock=derivation.run_lock,
+            wheels=(PinnedWheel(path=stamped.path, sha256=stamped.sha256),),
+            modules=derivation.release.checks.imports,
+        ),
+        uv=make_uv(runner=tools.runner, env=tools.runtime.env, index=tools.index),
+    )
+    installed = Finding(
+        id="install",
+        status="ok",
+        subject=stamped.path.name,
+        message=f"installs offline beside {len(proof.distributions) - 1} locked distributions; "
+        f"{', '.join(proof.modules)} imported",
+    )
+    for finding in (*findings, installed):
+        tools.report.note(f"{finding.status:5} {finding.id}: {finding.message}")
+    return VerifiedWheel(path=stamped.path, inspection=inspection, findings=(*findings, installed))
+
+
+def make_record(
+    derivation: Derivation,
+    found: Found,
+    built: BuiltWheel,
+    stamped: StampedWheel,
+    verified: VerifiedWheel,
+    *,
+    seconds: float,
+) -> BuildRecord:
+    """Write down how the build went."""
+    return BuildRecord(
+        derivation=derivation,
+        found=found,
+        wheel=stamped.path.name,
+        sha256=stamped.sha256,
+        size=stamped.size,
+        content_digest=read_wheel(stamped.path).content_digest,
+        seconds=seconds,
+        compiles=built.compiles,
+        units=built.records,
+        external=stamped.external,
+        findings=tuple(finding.to_json() for finding in verified.findings),
+    )
+
+
+def enter(verified: VerifiedWheel, record: BuildRecord, place: Workplace, house: Wheelhouse, tools: Tools) -> Entry:
+    """Enter the wheel into the wheelhouse, and write its index again."""
+    entry = house.enter(verified.path, build_record=record.to_json(), log=place.log)
+    label = record.derivation.index_label
+    folder = write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
+    tools.report.step(f"done in {spell_seconds(record.seconds)}: {entry.wheel.name}")
+    tools.report.note(f"sha256 {entry.sha256}")
+    tools.report.note(
+        f"install: pip install --index-url file://{folder} --extra-index-url … --only-binary {record.derivation.name} "
+        f"{record.derivation.name}=={record.derivation.full_version}"
+    )
+    return entry
+
+
+# outcomes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """A wheel in the wheelhouse. `record` is None where it was there already."""
+
+    derivation: Derivation
+    wheel: Path
+    sha256: str
+    record: BuildRecord | None
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields of `build --json`."""
+        compiles = self.record.compiles if self.record else None
+        return {
+            "name": self.derivation.name,
+            "status": "built" if self.record else "present",
+            "wheel": str(self.wheel),
+            "sha256": self.sha256,
+            "drv": self.derivation.drv,
+            "realisation": realisation(self.derivation, self.record.found) if self.record else None,
+            "seconds": round(self.seconds, 1),
+            "cpu_seconds": round(compiles.cpu_seconds, 1) if compiles else 0,
+            "ideal_seconds": self.record.ideal_seconds if self.record else 0,
+            "peak_memory_bytes": compiles.peak_rss_bytes if compiles else 0,
+            "compiles": compiles.compiles if compiles else 0,
+            "cache_hits": compiles.cache_hits if compiles else 0,
+            "retries": compiles.retries if compiles else 0,
+            "oom_kills": 0,
+            "error": None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A build that ended with a failure we understand."""
+
+    derivation: Derivation
+    error: WheelmillError
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """Give the fields of `build --json`."""
+        error = self.error
+        return {
+            "name": self.derivation.name,
+            "status": "interrupted" if error.exit_status == 130 else "failed",
+            "wheel": None,
+            "sha256": None,
+            "drv": self.derivation.drv,
+            "realisation": None,
+            "seconds": round(self.seconds, 1),
+            "error": {
+                "kind": error.kind,
+                "exit": error.exit_status,
+                "message": str(error),
+                "advice": error.advice,
+            },
+        }
+
+
+def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse) -> Built | Failed:
+    """Realise a derivation; an understood failure is a value."""
+    started = time.monotonic()
+    try:
+        return realise(derivation, tools, house)
+    except WheelmillError as error:
+        return Failed(derivation=derivation, error=error, seconds=time.monotonic() - started)
+    except KeyboardInterrupt:
+        stopped = InterruptedBuildError(f"interrupted while building {derivation.name}")
+        return Failed(derivation=derivation, error=stopped, seconds=time.monotonic() - started)
+
+
+# before and beside the line --------------------------------------------------------------------------
+
+
+def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, house: Wheelhouse) -> Plan:
+    """Say what would be built; a toolkit that is missing here is a problem, not a failure."""
+    derivations = [instantiate(tools.catalog, selection) for selection in selections]
+    stack = derivations[0].stack
+    problems: dict[str, str] = {}
+    items = []
+    limits = tools.limits()
+    for derivation in derivations:
+        try:
+            chosen = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
+            toolkit = ToolkitSummary(cuda=chosen.cuda, nvcc=chosen.nvcc_version, provider=chosen.provider)
+        except ToolkitError as error:
+            if tools.cuda_home is not None:
+                raise
+            toolkit = None
+            problems[str(error)] = error.advice
+        entry = house.find(derivation.drv)
+        items.append(
+            Planned(
+                derivation=derivation,
+                state="built" if entry else "build",
+                wheel=entry.wheel.name if entry else derivation.wheel_name,
+                grant=grant_for(derivation, limits, tools.bounds),
+                toolkit=toolkit,
+            )
+        )
+    return Plan(
+        stack=stack,
+        items=tuple(items),
+        prebuilt=tuple(stack.prebuilt.values()) if with_prebuilt else (),
+        problems=tuple({"message": message, "advice": advice} for message, advice in problems.items()),
+    )
+
+
+def fetch_all(derivations: Sequence[Derivation], tools: Tools) -> None:
+    """Get every pinned input: sources, build environment, toolkit, and what verify installs."""
+    directories = tools.runtime.directories
+    for derivation in derivations:
+        tools.report.step(f"{derivation.name} {derivation.version}")
+        fetch_input(derivation, tools)
+        interpreter = tools.interpreter(derivation.python)
+        environment = create(derivation.build_lock, interpreter, directories=directories, uv=tools.uv())
+        create(derivation.run_lock, interpreter, directories=directories, uv=tools.uv())
+        toolkit = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
+        if derivation.toolkit_lock is not None and toolkit.provider == "wheels":
+            toolkits.install(
+                toolkit, derivation.toolkit_lock, python=environment.python, directories=directories, uv=tools.uv()
+            )
+
+
+def survey_machine(stack: Stack, tools: Tools) -> tuple[Finding, ...]:
+    """Look at everything that a build of this stack needs of this machine."""
+    toolkit = tools.catalog.toolkit(stack)
+    need = Need(recipe=toolkit, lock=tools.catalog.toolkit_lock(toolkit), stack=stack, archs=stack.archs)
+    return checks(situation(stack, need, tools, tools.limits()), thorough=True)
+
+
+def driver_version(path: Path) -> str:
+    """Read the NVIDIA driver's version from the kernel; empty where there is none."""
+    try:
+        words = path.read_text("utf-8").split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")

@@ -1,0 +1,135 @@
+"""Provenance: what a wheel says of its own making, and the record that lies beside it."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .derivation import Derivation, canonical
+from .governor import CompileRecord, CompileSummary
+from .shims import HostCompiler
+from .toolkit import Toolkit
+
+SANDBOX = "none"
+"""No sandbox yet: the network is not cut and paths are the machine's, so bytes are promised on this machine only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What the machine added to the derivation: recorded, because it can change bytes."""
+
+    host_compiler: str
+    libc: str
+    nvcc: str
+    toolkit_provider: str
+    toolkit_digest: str
+    toolkit_pinned: bool
+    python: str
+    zlib: str
+    compile_backend: str
+    sandbox: str
+
+    def to_json(self) -> dict[str, object]:
+        """Give the facts by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccache: bool) -> Found:
+    """Collect what was found on this machine."""
+    return Found(
+        host_compiler=host.identity,
+        libc=libc,
+        nvcc=toolkit.nvcc_version,
+        toolkit_provider=toolkit.provider,
+        toolkit_digest=toolkit.digest,
+        toolkit_pinned=toolkit.pinned,
+        python=python,
+        zlib=zlib.ZLIB_RUNTIME_VERSION,
+        compile_backend="ccache" if ccache else "direct",
+        sandbox=SANDBOX,
+    )
+
+
+def realisation(derivation: Derivation, found: Found) -> str:
+    """Hash the derivation and what was found: bytes are promised per realisation."""
+    return hashlib.sha256(canonical({"drv": derivation.drv, "found": found.to_json()})).hexdigest()
+
+
+def embedded(derivation: Derivation, found: Found) -> bytes:
+    """Give the file that travels in dist-info: deterministic facts only, no time, user, host or path."""
+    document = {
+        "schema": 1,
+        "drv": derivation.drv,
+        "realisation": realisation(derivation, found),
+        "stack": derivation.stack.name,
+        "index": derivation.index_label,
+        "inputs": derivation.inputs,
+        "found": found.to_json(),
+    }
+    return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRecord:
+    """How one build went; lies beside the wheel as `<wheel>.build.json`, so it may know times."""
+
+    derivation: Derivation
+    found: Found
+    wheel: str
+    sha256: str
+    size: int
+    content_digest: str
+    seconds: float
+    compiles: CompileSummary
+    units: tuple[CompileRecord, ...]
+    external: Mapping[str, str]
+    """Each library that the wheel leaves to others, and who brings it."""
+    findings: tuple[Mapping[str, object], ...]
+
+    @property
+    def ideal_seconds(self) -> float:
+        """The longest compile: with endless cores and memory no build is shorter."""
+        return round(max((unit.wall_s for unit in self.units), default=0.0), 1)
+
+    def to_json(self) -> dict[str, object]:
+        """Give the document of `<wheel>.build.json`."""
+        return {
+            "schema": 1,
+            "name": self.derivation.name,
+            "version": self.derivation.full_version,
+            "stack": self.derivation.stack.name,
+            "index": self.derivation.index_label,
+            "drv": self.derivation.drv,
+            "realisation": realisation(self.derivation, self.found),
+            "wheel": self.wheel,
+            "sha256": self.sha256,
+            "size": self.size,
+            "content_digest": self.content_digest,
+            "seconds": round(self.seconds, 1),
+            "cpu_seconds": round(self.compiles.cpu_seconds, 1),
+            "peak_memory_bytes": self.compiles.peak_rss_bytes,
+            "compiles": self.compiles.compiles,
+            "cache_hits": self.compiles.cache_hits,
+            "retries": self.compiles.retries,
+            "external": dict(self.external),
+            "findings": [dict(finding) for finding in self.findings],
+            "inputs": self.derivation.inputs,
+            "found": self.found.to_json(),
+            "units": [unit_json(unit) for unit in self.units],
+        }
+
+
+def unit_json(unit: CompileRecord) -> dict[str, object]:
+    """Give what one compile took, without its argv (that stays in `compile.jsonl` of a build that failed)."""
+    return {
+        "tool": unit.tool,
+        "source": unit.source or unit.output,
+        "archs_asked": list(unit.archs_asked),
+        "archs_used": list(unit.archs_used),
+        "rewrites": list(unit.rewrites),
+        "cache": unit.cache,
+        "wall_s": round(unit.wall_s, 2),
+        "cpu_s": round(unit.cpu_s, 2),
+        "peak_rss_bytes": unit.peak_rss_bytes,
+    }

@@ -1,0 +1,273 @@
+"""Verify: a wheel is what it claims and what was asked for; every finding at once, nothing enters without."""
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from .arch import Arch
+from .derivation import Derivation
+from .elf import ElfFacts
+from .errors import RecipeError, VerifyError
+from .inspection import Inspection, inspect_wheel
+from .preflight import Finding
+from .wheel_file import WheelFile, check_record, disagreements, read_wheel
+
+FACTS = "wheelmill.json"
+"""The file in dist-info that carries the derivation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """What a wheel shall be; empty fields demand nothing."""
+
+    version: str = ""
+    archs: tuple[Arch, ...] = ()
+    torch: str = ""
+    extensions: tuple[str, ...] = ()
+    top_level: tuple[str, ...] = ()
+    licenses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifiedWheel:
+    """A wheel that passed every check, with what was found."""
+
+    path: Path
+    inspection: Inspection
+    findings: tuple[Finding, ...]
+
+
+def expected(derivation: Derivation) -> Expectation:
+    """Say what the wheel of a derivation shall be."""
+    checks = derivation.release.checks
+    return Expectation(
+        version=derivation.full_version,
+        archs=derivation.archs,
+        torch=derivation.stack.torch.version,
+        extensions=checks.extensions,
+        top_level=checks.top_level,
+        licenses=tuple(entry.path for entry in derivation.release.licenses),
+    )
+
+
+def claimed(path: Path) -> Expectation:
+    """Say what a wheel claims of itself: from its own facts, where it carries them, else from its version's label."""
+    facts = embedded_facts(path)
+    if facts is None:
+        return Expectation()
+    try:
+        inputs = mapping(facts["inputs"])
+        archs = tuple(Arch.parse(str(arch)) for arch in listed(inputs["archs"]))
+        version = f"{inputs['version']}+{inputs['local_version']}"
+        return Expectation(version=version, archs=archs, torch=str(mapping(inputs["torch"])["version"]))
+    except (KeyError, TypeError, ValueError, RecipeError) as error:
+        raise VerifyError(
+            f"{path.name}: its {FACTS} cannot be read ({error})",
+            advice="The wheel was altered, or made by a newer wheelmill; build or fetch it again.",
+        ) from error
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """Take a JSON object; TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise TypeError(f"an object was expected, not {value!r}")
+    return value
+
+
+def listed(value: object) -> list[object]:
+    """Take a JSON array; TypeError for anything else."""
+    if not isinstance(value, list):
+        raise TypeError(f"a list was expected, not {value!r}")
+    return value
+
+
+def embedded_facts(path: Path) -> Mapping[str, object] | None:
+    """Read the facts that a wheel of ours carries, None where it is somebody else's."""
+    wheel = read_wheel(path)
+    name = f"{wheel.dist_info}/{FACTS}"
+    if name not in wheel.record:
+        return None
+    with zipfile.ZipFile(path) as archive:
+        return mapping(json.loads(archive.read(name)))
+
+
+def inspect_and_judge(path: Path, expectation: Expectation) -> tuple[Inspection, tuple[Finding, ...]]:
+    """Run every static check on a wheel; VerifyError only where it is no readable wheel."""
+    wheel = read_wheel(path)
+    inspection = inspect_wheel(path)
+    return inspection, (
+        *names(wheel, expectation),
+        *record(path),
+        *platform(wheel),
+        *requirements(inspection, expectation),
+        *run_paths(inspection.elf),
+        *device_code(inspection.elf, expectation),
+        *contents(wheel, expectation),
+    )
+
+
+def require(path: Path, findings: Iterable[Finding]) -> None:
+    """Raise VerifyError with every error among the findings, if there is one."""
+    errors = [finding for finding in findings if finding.status == "error"]
+    if errors:
+        raise VerifyError(
+            "\n".join(
+                [
+                    f"{path.name} failed {len(errors)} of its checks; it does not enter the wheelhouse",
+                    *(f"  {finding.id}: {finding.message}" for finding in errors),
+                ]
+            ),
+            advice=errors[0].advice,
+        )
+
+
+def judge(check: str, subject: str, problems: Iterable[str], *, fine: str, advice: str) -> Iterator[Finding]:
+    """Turn a list of problems into findings: one each, or one `ok`."""
+    found = list(problems)
+    for problem in found:
+        yield Finding(id=check, status="error", subject=subject, message=problem, advice=advice)
+    if not found:
+        yield Finding(id=check, status="ok", subject=subject, message=fine, advice="")
+
+
+def names(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
+    """File name, WHEEL, METADATA and dist-info folder say the same, and what was asked for."""
+    problems = list(disagreements(wheel))
+    if expectation.version and Version(wheel.version) != Version(expectation.version):
+        problems.append(f"it is version {wheel.version}, and {expectation.version} was asked for")
+    yield from judge(
+        "names",
+        wheel.path.name,
+        problems,
+        fine=f"file name, WHEEL and METADATA agree on {wheel.version}",
+        advice="Run `wheelmill repair` on it, or build it again.",
+    )
+
+
+def record(path: Path) -> Iterator[Finding]:
+    """RECORD lists every file with its digest."""
+    yield from judge(
+        "record",
+        path.name,
+        check_record(path),
+        fine="RECORD is complete and every digest is right",
+        advice="The file is damaged or was edited by hand; build or fetch it again.",
+    )
+
+
+def platform(wheel: WheelFile) -> Iterator[Finding]:
+    """Exactly one platform tag, and none that the building machine alone understands."""
+    platforms = sorted({tag.rpartition("-")[2] for tag in wheel.wheel_tags})
+    problems = [f"{tag} is no manylinux tag" for tag in platforms if tag.startswith("linux_")]
+    if len(platforms) != 1:
+        problems.append(f"it has {len(platforms)} platform tags: {', '.join(platforms)}")
+    yield from judge(
+        "platform",
+        wheel.path.name,
+        problems,
+        fine=f"one platform tag, {platforms[0] if platforms else '-'}",
+        advice="An unrepaired wheel outranks every repaired one at install time; run `wheelmill repair`.",
+    )
+
+
+def requirements(inspection: Inspection, expectation: Expectation) -> Iterator[Finding]:
+    """METADATA pins the very torch that the extension was compiled against."""
+    if not expectation.torch:
+        return
+    wanted = f"torch=={expectation.torch}"
+    found = (inspection.requires_torch or "nothing").replace(" ", "")
+    yield from judge(
+        "requires-torch",
+        inspection.name,
+        [] if found == wanted else [f"METADATA requires {found}, and it was compiled against {wanted}"],
+        fine=f"METADATA requires {wanted}",
+        advice="Beside another torch it would fail at import; build it again, so that the stamp is right.",
+    )
+
+
+def run_paths(files: Iterable[ElfFacts]) -> Iterator[Finding]:
+    """No library is looked for at a path of the machine that built it."""
+    problems = [
+        f"{file.path} has run path {part}"
+        for file in files
+        for part in (file.rpath or "").split(":")
+        if part and not part.startswith(("$ORIGIN", "${ORIGIN}"))
+    ]
+    yield from judge(
+        "run-path",
+        "extensions",
+        problems,
+        fine="no run path of the building machine",
+        advice="Links must go through the launcher, which drops such paths; check the package's own linker flags.",
+    )
+
+
+def device_code(files: Iterable[ElfFacts], expectation: Expectation) -> Iterator[Finding]:
+    """The device code in every extension is exactly what was asked for."""
+    if not expectation.archs:
+        return
+    present = {file.path: file for file in files}
+    problems = []
+    sass = {arch.sm for arch in expectation.archs}
+    ptx = {arch.compute for arch in expectation.archs if arch.ptx}
+    for path, file in sorted(present.items()):
+        code = file.device_code
+        found_sass = {arch.sm for arch in code.archs if not arch.ptx}
+        found_ptx = {arch.compute for arch in code.archs if arch.ptx}
+        if (found_sass or found_ptx) and (found_sass, found_ptx) != (sass, ptx):
+            problems.append(f"{path} holds {spell(found_sass | found_ptx)}, and {spell(sass | ptx)} was asked for")
+        elif is_one_of(path, expectation.extensions) and not found_sass:
+            problems.append(f"{path} holds no device code, and {spell(sass | ptx)} was asked for")
+    problems += [
+        f"there is no extension {name}"
+        for name in expectation.extensions
+        if not any(is_one_of(path, (name,)) for path in present)
+    ]
+    yield from judge(
+        "device-code",
+        "extensions",
+        problems,
+        fine=f"every extension with device code holds exactly {spell(sass | ptx)}",
+        advice="See `compile.jsonl` beside the log: it shows what each compile was asked for and what was used.",
+    )
+
+
+def is_one_of(path: str, names: Iterable[str]) -> bool:
+    """Say whether a member is the extension of one of these names, whatever its ABI suffix."""
+    return any(path == f"{name}.so" or path.startswith(f"{name}.") for name in names)
+
+
+def spell(archs: Iterable[str]) -> str:
+    """List architectures for people."""
+    return ", ".join(sorted(archs)) or "nothing"
+
+
+def contents(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
+    """Nothing stray stands at the top, and the licences that must travel do."""
+    members = [name for name in wheel.record if not name.startswith(f"{wheel.dist_info}/")]
+    problems = []
+    if expectation.top_level:
+        tops = {name.partition("/")[0] for name in members}
+        allowed = {*expectation.top_level, *(top for top in tops if is_one_of(top, expectation.top_level))}
+        problems += [f"stray top-level {name}" for name in sorted(tops - allowed)]
+        problems += [
+            f"{name} is missing"
+            for name in expectation.top_level
+            if not any(is_one_of(t, (name,)) or t == name for t in tops)
+        ]
+    problems += [
+        f"the licence {path} is not in it"
+        for path in expectation.licenses
+        if not any(name.startswith(f"{wheel.dist_info}/") and name.endswith(path) for name in wheel.record)
+    ]
+    yield from judge(
+        "contents",
+        wheel.path.name,
+        problems,
+        fine="nothing stray at the top level, licences are in it",
+        advice="The recipe's checks and licenses say what belongs in the wheel; correct the recipe or its patches.",
+    )
