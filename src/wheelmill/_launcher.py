@@ -683,7 +683,7 @@ def rewrite_link(done: Rewritten, config: Config, command: Command, *, nvcc: boo
 
 def linker_words(token: Token, words: "Sequence[str]", *, nvcc: bool) -> tuple[str, list[str]] | None:
     """Give how a token hands words to the linker, and these words; None when it does not."""
-    if not nvcc and words[0].startswith("-Wl,"):
+    if words[0].startswith("-Wl,"):  # nvcc takes these with -forward-unknown-to-host-linker
         return "-Wl,", words[0][4:].split(",")
     if token.name in ("-Xlinker", "--linker-options") and token.value is not None:
         return "-Xlinker", token.value.split(",") if nvcc else [token.value]

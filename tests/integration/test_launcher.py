@@ -1,12 +1,16 @@
 """Launcher, cache, gate and governor with real compilers: shims first on PATH, as in a build."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -332,6 +336,66 @@ def test_nothing_compiles_without_a_governor(site: Site) -> None:
     assert site.run(shims, "gcc", "-dumpmachine").stdout.strip() == site.spec.host.triplet
     assert site.run(shims, "c++", "--version").returncode == 0
     assert site.run(shims, "g++", "-E", "a.cpp").stdout
+
+
+@contextmanager
+def scripted(path: Path, *answers: bytes) -> Iterator[list[bytes]]:
+    """Play a governor that gives the answers in turn, to whichever side asks; yield what was said."""
+    said: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as file:
+            for line in file:
+                said.append(line)
+                file.write(answers[len(said) - 1] + b"\n")
+                file.flush()
+
+    def accept(listener: socket.socket) -> None:
+        threads = []
+        for _ in range(2):
+            connection, _ = listener.accept()
+            threads.append(threading.Thread(target=serve, args=(connection,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(30)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(30)
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        yield said
+        thread.join(30)
+
+
+def test_the_governor_may_have_a_compile_run_again(site: Site) -> None:
+    """A compile that was killed for memory is retried inside the gate: the build system sees no failure."""
+    count = site.root / "count"
+    fails_once = f"echo x >> {count}; test $(wc -l < {count}) -gt 1 || kill -9 $$"
+    shims = site.shims(host=site.fake("killed-g++", fails_once))
+    site.write("a.cpp", CODE)
+    go, leave = b'{"op":"go"}', b'{"op":"exit"}'
+    with scripted(site.socket, b'{"id":7}', go, go, leave, leave) as said:
+        site.compile(shims, "g++", "-c", "a.cpp", "-o", "a.o")
+
+    _, want, killed, done, end = map(json.loads, said)
+    assert want == {"op": "want", "id": 7}
+    assert (killed["op"], killed["exit"], killed["signal"]) == ("done", 137, 9)
+    assert (done["op"], done["exit"], done["signal"]) == ("done", 0, 0)
+    assert end == {"op": "end", "id": 7, "exit": 0}
+    assert (site.source / "a.o").exists()
+
+
+def test_a_refused_compile_says_why(site: Site) -> None:
+    """What cannot be admitted fails with the governor's own words."""
+    site.write("a.cpp", CODE)
+    refuse = b'{"op":"refuse","message":"a.cpp needs 9 GiB, the limit is 8"}'
+    with scripted(site.socket, b'{"id":7}', refuse, b'{"op":"exit"}'):
+        done = site.run(site.shims(), "g++", "-c", "a.cpp", "-o", "a.o")
+
+    assert done.returncode == 1
+    assert "wheelmill: not compiled: a.cpp needs 9 GiB, the limit is 8" in done.stderr
 
 
 # Links

@@ -404,6 +404,7 @@ def test_run_paths_of_this_machine_go(line: str, expected: str, dropped: list[st
         ("t.o -Xlinker=-rpath=/a:$ORIGIN", "t.o -Xlinker -rpath=$ORIGIN"),
         ('t.o -Xcompiler="-Wl,-rpath,/a,-z,defs"', 't.o -Xcompiler "-Wl,-z,defs"'),
         ("t.o -Xcompiler -fPIC", "t.o -Xcompiler -fPIC"),
+        ("-forward-unknown-to-host-linker t.o -Wl,-rpath,/a", "-forward-unknown-to-host-linker t.o"),
     ],
 )
 def test_run_paths_go_from_links_by_nvcc(line: str, expected: str) -> None:
