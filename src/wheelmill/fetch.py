@@ -270,7 +270,7 @@ def fetch_source(
             )
         if path is None:
             with session() as client:
-                path = Search(source, store, index, Wire(client, http, progress), place).run()
+                path = Search(source, store, index, Wire(client, http, progress, logins(index)), place).run()
     return FetchedSource(path=path, sha256=source.sha256, file=source.file)
 
 
@@ -352,8 +352,10 @@ class Search:
 class Wire:
     """HTTP and file URLs alike: pages of links, and files that go on where they broke off."""
 
-    def __init__(self, client: requests.Session, http: Http, progress: Progress) -> None:
-        self.client, self.http, self.progress = client, http, progress
+    def __init__(
+        self, client: requests.Session, http: Http, progress: Progress, logins: Mapping[str, tuple[str, str]]
+    ) -> None:
+        self.client, self.http, self.progress, self.logins = client, http, progress, logins
 
     def links(self, url: str, project: str) -> list[tuple[str, str, str | None]]:
         """List a page's or folder's files: name, URL, announced sha256. Raises UnreachableError."""
@@ -399,7 +401,9 @@ class Wire:
 
     def get(self, url: str, headers: Mapping[str, str], *, stream: bool) -> requests.Response:
         """Ask once; UnreachableError for any status that is not a success."""
-        response = self.client.get(url, headers=headers, timeout=self.http.timeout, stream=stream)
+        # an index's links are often absolute, and then lack the login that the index was configured with
+        login = self.logins.get(urlsplit(url).netloc)
+        response = self.client.get(url, headers=headers, auth=login, timeout=self.http.timeout, stream=stream)
         status = response.status_code
         if status == requests.codes.requested_range_not_satisfiable and "Range" in headers:
             response.close()
@@ -426,6 +430,16 @@ class Wire:
             if failures >= self.http.tries or not failure.again:
                 raise failure
             time.sleep(self.http.pause * 2 ** (failures - 1))
+
+
+def logins(index: IndexSettings) -> dict[str, tuple[str, str]]:
+    """Give the logins in the settings' URLs, by host and port."""
+    parts = [urlsplit(url) for url in (*index.urls, *index.find_links)]
+    return {
+        part.netloc.rpartition("@")[2]: (unquote(part.username), unquote(part.password or ""))
+        for part in parts
+        if part.username is not None
+    }
 
 
 class SystemCertificates(HTTPAdapter):
