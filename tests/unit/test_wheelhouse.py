@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forcing to the disk is counted, not done: hundreds of times it takes seconds."""
+    """Leave out the forcing to disk: hundreds of times it takes seconds."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
