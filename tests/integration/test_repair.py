@@ -199,7 +199,9 @@ def test_run_path_of_the_build_machine(shop: Shop) -> None:
     """Auditwheel leaves it in when it grafts nothing."""
     built = shop.wheel(extension=shop.extension("_C.so", "-Wl,-rpath,/opt/venv/lib", shop.find("libc10.so")))
 
-    with pytest.raises(RepairError, match=r"tiny/_C.so has the run path '/opt/venv/lib', a folder of the build machine"):
+    with pytest.raises(
+        RepairError, match=r"tiny/_C.so has the run path '/opt/venv/lib', a folder of the build machine"
+    ):
         shop.audit(built)
 
 
