@@ -240,10 +240,8 @@ def explained(error: Exception, records: Sequence[CompileRecord], place: Workpla
     failed = [record for record in records if record.exit != 0]
     if failed:
         first = failed[0]
-        lines = [
-            f"{first.tool} failed on {first.source or first.output} with status {first.exit} "
-            f"after {spell_seconds(first.wall_s)}, at {gib(first.peak_rss_bytes)}",
-        ]
+        subject = f"{first.tool} failed on {first.source or first.output} with status {first.exit}"
+        lines = [f"{subject} after {spell_seconds(first.wall_s)}, at {gib(first.peak_rss_bytes)}"]
         if first.exit == 137:
             lines.append("  it was killed by signal 9: where nobody did that by hand, memory ran out")
         if len(failed) > 1:

@@ -20,6 +20,7 @@ from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, 
 from .index import write_index
 from .inspection import inspect_wheel
 from .install import Uv, install_stack, make_uv
+from .installed import verify_stack
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, plan, survey_machine
 from .preflight import Finding
 from .resolve import check, lock
@@ -285,6 +286,29 @@ def run_verify(session: Session) -> int:
     return failed[-1].exit_status if failed else 0
 
 
+def run_verify_stack(session: Session) -> int:
+    """Compare an environment with the pinned stack."""
+    stack = session.catalog.stack(session.options.stack)
+    if session.options.python is None:
+        raise UsageError(
+            "verify-stack needs the environment's interpreter",
+            advice=f"wheelmill verify-stack --stack {stack.name} --python ENV/bin/python",
+        )
+    recipes = session.catalog.recipes
+    findings = verify_stack(
+        stack,
+        session.catalog.run_lock(stack),
+        python=session.runtime.cwd / session.options.python,
+        modules={
+            name: recipes[name].releases[version].checks.imports
+            for name, version in stack.packages.items()
+            if name in recipes and version in recipes[name].releases
+        },
+        runner=session.runner,
+    )
+    return 8 if show_findings(session, findings) else 0
+
+
 def run_index(session: Session) -> int:
     """Write the static indexes of the wheelhouse again."""
     house = session.wheelhouse
@@ -397,9 +421,9 @@ COMMANDS: dict[str, Command] = {
         help="is a wheel right", examples="wheelmill verify wheelhouse/*.whl", run=run_verify, names="WHEEL"
     ),
     "verify-stack": Command(
-        help="is an installed stack the pinned one",
-        examples="wheelmill verify-stack --stack cu130 --python /opt/serve/bin/python",
-        run=run_later,
+        help="is an installed stack the pinned one, and does it import",
+        examples="wheelmill verify-stack --stack cu130 --python ./serve/bin/python",
+        run=run_verify_stack,
     ),
     "index": Command(help="write the static indexes again", examples="wheelmill index", run=run_index),
     "install": Command(

@@ -79,8 +79,13 @@ class Tools:
             env=self.runtime.env,
             index=self.index,
             offline=self.offline,
-            on_line=self.report.note,
+            on_line=self.heard,
         )
+
+    def heard(self, line: str) -> None:
+        """Pass on what uv does, without its list of every distribution."""
+        if not line.startswith(" + "):
+            self.report.note(line)
 
     @property
     def index(self) -> IndexSettings:
@@ -248,7 +253,7 @@ def compiled(
     built = build_wheel(tree, place, equipment, derivation, runner=tools.runner, report=tools.report)
     took = built.compiles
     tools.report.note(
-        f"{took.compiles} compiles ({took.cache_hits} from the object cache), {took.links} links, "
+        f"{took.compiles - took.links} compiles ({took.cache_hits} from the object cache), {took.links} links, "
         f"{spell_seconds(took.cpu_seconds)} of CPU time"
     )
     return built

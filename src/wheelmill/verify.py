@@ -207,7 +207,7 @@ def run_paths(files: Iterable[ElfFacts]) -> Iterator[Finding]:
 
 
 def device_code(files: Iterable[ElfFacts], expectation: Expectation) -> Iterator[Finding]:
-    """The device code in every extension is exactly what was asked for."""
+    """Hold the device code of every extension against what was asked for: exactly that."""
     if not expectation.archs:
         return
     present = {file.path: file for file in files}
