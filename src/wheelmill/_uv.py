@@ -1,7 +1,11 @@
 """uv as we call it: hash-checked installs from a lock, its failures turned into ours."""
 
+import base64
+import csv
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +53,11 @@ class Uv:
         fixed = {"UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
         return {**kept, **self.index.uv_environment(), **fixed, "NO_COLOR": "1"}
 
-    def install(self, lock: Lock, *, file: Path, into: Sequence[str], log: Path) -> None:
+    def install(self, lock: Lock, *, file: Path, into: Sequence[str], site: Path, log: Path) -> None:
         """Install exactly what a lock pins, wheels only: an sdist would run code that no lock pins.
 
-        `file` gets the lock's text; `into` is `--python …` or `--target …`. Raises HashMismatchError, FetchError
-        or ResourcesError.
+        `file` gets the lock's text; `into` is `--python …` or `--target …`, and `site` the folder of packages that
+        this means. Raises HashMismatchError, FetchError or ResourcesError.
         """
         file.write_text(lock.text, encoding="utf-8")
         options = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-python-downloads")
@@ -61,6 +65,7 @@ class Uv:
         strategy = ("--index-strategy", "unsafe-best-match")
         argv = (str(uv_binary()), "pip", "install", *into, *options, *strategy, "-r", str(file))
         self.stream((*argv, "--offline") if self.offline else argv, lock=lock, log=log)
+        check_records(site)
 
     def venv(self, root: Path, *, python: Path, lock: Lock, log: Path) -> None:
         """Make an empty virtual environment of exactly this interpreter."""
@@ -93,6 +98,42 @@ def uv_binary() -> Path:
         ) from error
 
 
+def check_records(site: Path) -> None:
+    """Hold every installed file against its wheel's RECORD; HashMismatchError for the first that differs.
+
+    uv checks a wheel's digest when it downloads it, and after that trusts the unpacked files in its cache. These
+    are hard links into every environment, so that one stray write there reaches all of them [tried]. Reading torch
+    and CUDA whole takes 12 CPU seconds, once per environment.
+    """
+    rows = [(record.parent.name, row) for record in sorted(site.glob("*.dist-info/RECORD")) for row in rows_of(record)]
+    with ThreadPoolExecutor() as pool:
+        for (owner, row), actual in zip(rows, pool.map(lambda entry: digest_of_row(site, entry[1]), rows), strict=True):
+            if actual != row[1]:
+                name, version = owner.removesuffix(".dist-info").split("-", 1)
+                error = HashMismatchError(f"{row[0]} of {name} {version}", expected=row[1], actual=actual)
+                error.advice = (
+                    f"uv's cache holds a changed file: run `uv cache clean {name.replace('_', '-')}`, then again."
+                )
+                raise error
+
+
+def rows_of(record: Path) -> list[list[str]]:
+    """Read the rows of a RECORD that have a digest."""
+    with record.open(encoding="utf-8", newline="") as stream:
+        return [row for row in csv.reader(stream) if len(row) > 1 and row[1]]
+
+
+def digest_of_row(site: Path, row: Sequence[str]) -> str:
+    """Give a file's digest as RECORD writes it."""
+    algorithm = row[1].partition("=")[0]
+    try:
+        with (site / row[0]).open("rb") as stream:
+            found = hashlib.file_digest(stream, algorithm).digest()
+    except OSError as error:
+        return (error.strerror or "unreadable").lower()
+    return f"{algorithm}={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}"
+
+
 MISMATCH = re.compile(
     r"[Hh]ash mismatch for `(?P<subject>[^`]+)`.*?Expected:\s*sha256:(?P<expected>[0-9a-f]{64})"
     r".*?Computed:\s*sha256:(?P<actual>[0-9a-f]{64})",
@@ -100,7 +141,7 @@ MISMATCH = re.compile(
 )
 NOT_CACHED = (
     re.compile(r"Failed to (?:download|fetch|read metadata for)[: ]*`(?P<subject>[^`]+)`"),
-    re.compile(r"was not found in the cache and you require (?P<subject>[^\s,]+)"),
+    re.compile(r"and you require (?P<subject>[^\s,]+==[^\s,]+)"),
     re.compile(r"Because (?P<subject>\S+) was not found in the cache"),
 )
 

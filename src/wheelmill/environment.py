@@ -81,7 +81,7 @@ def fill(environment: BuildEnvironment, lock: Lock, interpreter: Interpreter, *,
     try:
         uv.venv(root, python=interpreter.path, lock=lock, log=log)
         into = ("--python", str(environment.python))
-        uv.install(lock, file=root / "requirements.txt", into=into, log=log)
+        uv.install(lock, file=root / "requirements.txt", into=into, site=environment.site_packages, log=log)
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -229,6 +229,8 @@ def build_variables(paths: BuildPaths, settings: BuildSettings) -> dict[str, str
         "CUDA_PATH": view,
         "CUDAToolkit_ROOT": view,
         "CUDACXX": f"{view}/bin/nvcc",
+        # Without a driver `-lcuda` is found nowhere else: torch gives lib64 only. NVIDIA's own images set the same.
+        "LIBRARY_PATH": f"{view}/lib64/stubs",
         "MAX_JOBS": jobs,
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "NVCC_THREADS": str(settings.nvcc_threads),

@@ -543,7 +543,8 @@ def install(toolkit: Toolkit, lock: Lock, *, python: Path, directories: Director
     partial = Path(tempfile.mkdtemp(dir=home, prefix="partial-"))
     try:
         into = ("--python", str(python), "--target", str(partial / "files"))
-        uv.install(lock, file=partial / "lock.txt", into=into, log=home / "install.log")
+        site = partial / "files"
+        uv.install(lock, file=partial / "lock.txt", into=into, site=site, log=home / "install.log")
         give_way(partial / "files", files)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -45,15 +45,13 @@ class Pythons:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        cwd: Path | None = None,
+        cwd: Path | None = None,  # noqa: ARG002
         check: bool = True,  # noqa: ARG002
     ) -> Completed:
         """Answer the probe."""
         self.environments.append(env)
         said = self.said.get(argv[0])
-        code, out, err = (
-            (0, json.dumps(said), "") if said else (127, "", "pyenv: python3.12: command not found\n")
-        )
+        code, out, err = (0, json.dumps(said), "") if said else (127, "", "pyenv: python3.12: command not found\n")
         return Completed(argv=tuple(argv), returncode=code, stdout=out, stderr=err, seconds=0.0)
 
     def stream(self, *args: object, **kwargs: object) -> Completed:  # noqa: ARG002
@@ -99,9 +97,7 @@ def test_every_usual_place_is_looked_at(tmp_path: Path, pythons: Pythons, place:
     """PATH, pyenv, manylinux images, uv and the system's folders all serve."""
     real = pythons.add(tmp_path / place)
 
-    assert (
-        find_interpreter("3.12", given=None, env=env_of(tmp_path), runner=pythons, root=tmp_path).path == real
-    )
+    assert find_interpreter("3.12", given=None, env=env_of(tmp_path), runner=pythons, root=tmp_path).path == real
 
 
 def test_the_newest_patch_release_comes_first(tmp_path: Path) -> None:
@@ -126,10 +122,7 @@ def test_headers_decide_between_two(tmp_path: Path, pythons: Pythons) -> None:
     pythons.add(tmp_path / "bin/python3.12", has_headers=False)
     whole = pythons.add(tmp_path / "usr/bin/python3.12")
 
-    assert (
-        find_interpreter("3.12", given=None, env=env_of(tmp_path), runner=pythons, root=tmp_path).path
-        == whole
-    )
+    assert find_interpreter("3.12", given=None, env=env_of(tmp_path), runner=pythons, root=tmp_path).path == whole
 
 
 def test_missing_headers_name_the_package(tmp_path: Path, pythons: Pythons) -> None:
@@ -211,10 +204,7 @@ def test_a_given_release_is_the_ordinary_search(tmp_path: Path, pythons: Pythons
     pythons.shim(tmp_path / "shims/python3.12")
     real = pythons.add(tmp_path / "usr/bin/python3.12")
 
-    assert (
-        find_interpreter("3.12", given=given, env=env_of(tmp_path), runner=pythons, root=tmp_path).path
-        == real
-    )
+    assert find_interpreter("3.12", given=given, env=env_of(tmp_path), runner=pythons, root=tmp_path).path == real
 
 
 def test_a_given_program_that_is_no_python(tmp_path: Path, pythons: Pythons) -> None:

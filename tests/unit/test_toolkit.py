@@ -1,0 +1,457 @@
+"""Choosing a CUDA toolkit, with fake toolkits in a fake file tree."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wheelmill._process import Completed
+from wheelmill.arch import Arch
+from wheelmill.errors import ToolkitError
+from wheelmill.lock import Lock, parse_lock
+from wheelmill.runtime import Directories
+from wheelmill.stack import Prebuilt, Stack
+from wheelmill.toolkit import (
+    Machine,
+    Need,
+    Toolkit,
+    choose,
+    driver_version,
+    make_view,
+    survey,
+    tree_digest,
+    view_folder,
+)
+from wheelmill.toolkit_recipe import ToolkitRecipe, WheelProvider
+
+CODES = "sm_75\nsm_80\nsm_90\nsm_100\nsm_120\ncompute_75\ncompute_100\n"
+
+
+class Programs:
+    """A Runner that answers as the nvcc and gcc would which the test placed."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, str] = {}
+        self.tops: dict[str, str] = {}
+        self.ran: list[tuple[str, ...]] = []
+
+    def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, check: bool = True
+    ) -> Completed:
+        """Answer --version, --list-gpu-code and -dryrun; gcc writes an empty file."""
+        assert cwd is None
+        assert check in {True, False}
+        assert "CUDA_HOME" not in env
+        self.ran.append(tuple(argv))
+        out = err = ""
+        match argv[1]:
+            case "--version":
+                out = f"Cuda compilation tools, release x, V{self.versions[argv[0]]}\n"
+            case "--list-gpu-code":
+                out = CODES
+            case "-dryrun":
+                err = f"#$ TOP={self.tops[argv[0]]}\n" if argv[0] in self.tops else "no such thing"
+            case "-shared":
+                Path(argv[argv.index("-o") + 1]).write_bytes(b"stub")
+            case _:
+                raise AssertionError(argv)
+        return Completed(argv=tuple(argv), returncode=0, stdout=out, stderr=err, seconds=0.0)
+
+    def stream(self, *args: object, **kwargs: object) -> Completed:
+        """Fail: nothing here runs for long."""
+        raise AssertionError((args, kwargs))
+
+
+class World:
+    """A machine below a temporary folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.programs = root, Programs()
+        (root / "usr/local").mkdir(parents=True)
+        (root / "opt").mkdir()
+
+    def toolkit(self, name: str, version: str = "12.8.93", *, without: str = "") -> Path:
+        """Place a toolkit, perhaps an incomplete one."""
+        top = self.root / name
+        for file in ("bin/nvcc.profile", "include/cuda.h", "include/cusparse.h", "lib64/libcudart.so.12"):
+            if file != without:
+                (top / file).parent.mkdir(parents=True, exist_ok=True)
+                (top / file).write_text("CUresult cuInit(unsigned f);\n" if file.endswith("cuda.h") else "x")
+        nvcc = top / "bin/nvcc"
+        nvcc.write_bytes(b"\x7fELF")
+        nvcc.chmod(0o755)
+        self.programs.versions[str(nvcc)] = version
+        return top
+
+    def machine(self, **env: str) -> Machine:
+        """Give the machine to the code under test."""
+        return Machine(
+            env={"HOME": "/home/u"} | env,
+            runner=self.programs,
+            directories=Directories(cache=self.root / "cache", wheelhouse=self.root / "wheelhouse"),
+            cwd=Path("/work"),
+            roots=(self.root / "usr/local", self.root / "opt"),
+            driver="570.86.15",
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Give a machine without CUDA."""
+    return World(tmp_path)
+
+
+RECIPE = ToolkitRecipe(
+    name="cuda-12.8",
+    file="recipes/toolkits/cuda-12.8.toml",
+    cuda="12.8",
+    accepts=("12.8", "12.9"),
+    headers=("cuda.h", "cusparse.h"),
+    libraries=("cudart",),
+    gcc_below=15,
+    wheels=None,
+    needs_license="NVIDIA's",
+)
+STACK = Stack(
+    name="cu128",
+    file="recipes/stacks/cu128.toml",
+    summary="",
+    python="3.12",
+    cuda="12.8",
+    toolkit="cuda-12.8",
+    archs=(Arch.parse("10.0"),),
+    platform="manylinux_2_28",
+    cut_off="",
+    build_requires=(),
+    run_requires=(),
+    build_lock="",
+    run_lock="",
+    packages={},
+    prebuilt={"torch": Prebuilt(name="torch", version="2.9.1", file="torch.whl", sha256="0" * 64)},
+)
+NEED = Need(recipe=RECIPE, lock=None, stack=STACK, archs=STACK.archs)
+LOCK: Lock = parse_lock(f"nvidia-cuda-nvcc==13.0.88 --hash=sha256:{'a' * 64}\n", file="cuda-13.0.txt")
+WHEELS = Need(
+    recipe=replace(RECIPE, accepts=("13.0",), wheels=WheelProvider(requirements="x", root="nvidia/cu13")),
+    lock=LOCK,
+    stack=STACK,
+    archs=STACK.archs,
+)
+
+
+def refusal(need: Need, machine: Machine, given: str | None = None) -> ToolkitError:
+    """Choose, and give the error that must come of it."""
+    with pytest.raises(ToolkitError) as caught:
+        choose(need, machine, given=given)
+    assert caught.value.exit_status == 5
+    return caught.value
+
+
+# survey ----------------------------------------------------------------------------------------------
+
+
+def test_one_toolkit_under_many_names_is_found_once(world: World) -> None:
+    """Links, CUDA_HOME and PATH lead to one real folder, which keeps all its names."""
+    top = world.toolkit("usr/local/cuda-12.8")
+    (world.root / "usr/local/cuda").symlink_to(top)
+
+    (found,) = survey(NEED, world.machine(CUDA_HOME=str(top), PATH=str(top / "bin")))
+
+    assert found.fits
+    assert found.nvcc_version == "12.8.93"
+    assert found.origins == ("CUDA_HOME", f"{world.root}/usr/local/cuda", str(top), "PATH")
+
+
+def test_a_wrapper_script_is_followed_by_asking_it(world: World) -> None:
+    """The nvcc on PATH may be a script: the folder above it is no toolkit, what it starts is."""
+    top = world.toolkit("hidden/cuda-12.8")
+    wrapper = world.root / "usr/local/bin/nvcc"
+    wrapper.parent.mkdir()
+    wrapper.write_text("#!/bin/sh\n")
+    wrapper.chmod(0o755)
+    world.programs.tops[str(wrapper)] = f"{top}/bin/.."
+
+    (found,) = survey(NEED, world.machine(PATH=str(wrapper.parent)))
+
+    assert found.root == top
+    assert found.origins == (f"PATH, through {wrapper}",)
+
+
+def test_a_script_that_leads_nowhere_is_reported(world: World) -> None:
+    """A stray nvcc is a finding with its reason."""
+    wrapper = world.root / "bin/nvcc"
+    wrapper.parent.mkdir()
+    wrapper.write_text("#!/bin/sh\n")
+    wrapper.chmod(0o755)
+
+    (found,) = survey(NEED, world.machine(PATH=str(wrapper.parent)))
+
+    assert str(found) == f"{wrapper} (no CUDA toolkit): a script that is part of no toolkit and names none"
+
+
+@pytest.mark.parametrize(
+    ("version", "without", "archs", "problem"),
+    [
+        ("13.1.80", "", "10.0", "CUDA 13.1, where torch needs 12.8 or 12.9"),
+        ("12.8.93", "include/cusparse.h", "10.0", "header cusparse.h missing"),
+        ("12.8.93", "lib64/libcudart.so.12", "10.0", "library libcudart missing"),
+        ("12.8.93", "", "10.3", "makes no code for sm_103"),
+    ],
+)
+def test_what_does_not_serve_says_why(world: World, version: str, without: str, archs: str, problem: str) -> None:
+    """Release, headers, libraries and architectures are all looked at."""
+    world.toolkit("usr/local/cuda-x", version, without=without)
+    need = replace(NEED, archs=(Arch.parse(archs),))
+
+    (found,) = survey(need, world.machine())
+
+    assert found.problems == (problem,)
+
+
+def test_an_nvcc_that_is_a_script_is_no_toolkit(world: World) -> None:
+    """A folder of the right shape with a script for nvcc is refused; version.json still says what it was."""
+    top = world.toolkit("usr/local/cuda-12.8")
+    (top / "bin/nvcc").write_text("#!/bin/sh\n")
+    (top / "version.json").write_text('{"cuda_nvcc": {"name": "x", "version": "12.8.61"}}')
+
+    (found,) = survey(NEED, world.machine())
+
+    assert found.problems == ("bin/nvcc is a script, not the compiler",)
+    assert found.nvcc_version == "12.8.61"
+
+
+# order -----------------------------------------------------------------------------------------------
+
+
+def test_a_given_toolkit_comes_first(world: World) -> None:
+    """--cuda-home goes before CUDA_HOME, and both before wheels."""
+    one, two = world.toolkit("one", "13.0.88"), world.toolkit("two", "13.0.88")
+    machine = world.machine(CUDA_HOME=str(two))
+
+    assert choose(WHEELS, machine, given=str(one)).root == one
+    assert choose(WHEELS, machine, given=None).root == two
+    assert choose(WHEELS, machine, given=None).provider == "given"
+
+
+def test_pinned_wheels_go_before_the_machine(world: World) -> None:
+    """A toolkit that the lock pins is taken though the machine has one, and nothing is run for it."""
+    world.toolkit("usr/local/cuda-13.0", "13.0.88")
+
+    chosen = choose(WHEELS, world.machine(), given=None)
+
+    assert (chosen.provider, chosen.pinned, chosen.cuda, chosen.nvcc_version) == ("wheels", True, "13.0", "13.0.88")
+    assert chosen.root == world.root / "cache/toolkits" / LOCK.digest / "files/nvidia/cu13"
+    assert world.programs.ran == []
+
+
+def test_the_recipe_orders_what_the_machine_has(world: World) -> None:
+    """Of two that fit, the release that the recipe names first is taken."""
+    world.toolkit("opt/cuda-12.9", "12.9.86")
+    right = world.toolkit("usr/local/cuda-12.8")
+
+    chosen = choose(NEED, world.machine(), given=None)
+
+    assert (chosen.root, chosen.provider, chosen.pinned) == (right, "host", False)
+
+
+def test_without_any_the_error_lists_all(world: World) -> None:
+    """The error says what was needed, where was looked, what was found, and every way on."""
+    top = world.toolkit("usr/local/cuda-13.0", "13.0.88", without="include/cusparse.h")
+
+    error = refusal(NEED, world.machine())
+
+    assert str(error) == (
+        "no CUDA toolkit for stack cu128 on this machine\n"
+        "  needed   CUDA 12.8 or 12.9 for torch 2.9.1+cu128, built with CUDA 12.8\n"
+        f"  looked   in CUDA_HOME, CUDA_PATH, nvcc on PATH, {world.root}/usr/local/cuda*, {world.root}/opt/cuda*\n"
+        f"  found    {top} (CUDA 13.0): CUDA 13.0, where torch needs 12.8 or 12.9; header cusparse.h missing"
+    )
+    assert error.advice == (
+        "Ways on: `--cuda-home DIR` names one elsewhere; `wheelmill fetch cuda-12.8 --accept-license` gets NVIDIA's; "
+        "`--stack cu130` takes its toolkit from wheels."
+    )
+    assert error.kind == "cuda-mismatch"
+
+
+# what is given ---------------------------------------------------------------------------------------
+
+
+def test_a_misfit_names_all_sides_and_what_would_fit(world: World) -> None:
+    """Toolkit, torch and driver are named, and the --cuda-home that would do."""
+    wrong, right = world.toolkit("usr/local/cuda-13.1", "13.1.80"), world.toolkit("usr/local/cuda-12.8")
+
+    error = refusal(NEED, world.machine(CUDA_HOME=str(wrong)))
+
+    assert str(error) == (
+        f"CUDA_HOME {wrong} does not fit stack cu128: CUDA 13.1, where torch needs 12.8 or 12.9\n"
+        f"  toolkit  CUDA 13.1 (nvcc 13.1.80) in {wrong}\n"
+        "  torch    2.9.1+cu128, built with CUDA 12.8\n"
+        "  driver   570.86.15"
+    )
+    assert error.advice == f"`--cuda-home {right}` would fit (CUDA 12.8)."
+
+
+def test_a_misfit_may_be_left_out_for_wheels(world: World) -> None:
+    """Where the stack's toolkit comes from wheels, the advice is not to name one."""
+    wrong = world.toolkit("usr/local/cuda-12.8")
+
+    assert refusal(WHEELS, world.machine(), str(wrong)).advice.startswith("Leave --cuda-home out: ")
+    assert refusal(WHEELS, world.machine(CUDA_HOME=str(wrong))).advice.startswith("Run `unset CUDA_HOME`: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "advice"),
+    [
+        ("", " is empty", "Name the folder that holds bin/nvcc, or leave it out."),
+        ("~/cuda", " ~/cuda: the shell did not expand ~", "Write /home/u/cuda."),
+        ("/a:/b", " /a:/b: is a list of 2 paths, and one toolkit is wanted", "Give one of them: `--cuda-home /a`."),
+        ("cuda/../x", " cuda/../x: is not an absolute path", "Write /work/x."),
+        ("@/usr/local/cuda-12", " @/usr/local/cuda-12: no such folder", "Did you mean 'cuda-12.8'?"),
+        ("@/links/loop", " @/links/loop: is a link that leads back to itself", "Name the folder that holds bin/nvcc."),
+        (
+            "@/links/dangling",
+            " @/links/dangling: is a link to gone, which does not exist",
+            "Name the folder that holds bin/nvcc.",
+        ),
+        ("@/file", " @/file: is a file; the folder of a toolkit is wanted", "Name the folder that holds bin/nvcc."),
+        (
+            "@/usr/local/cuda-12.8/bin/nvcc",
+            " @/usr/local/cuda-12.8/bin/nvcc: is a file; the folder of a toolkit is wanted",
+            "Name the folder @/usr/local/cuda-12.8.",
+        ),
+        (
+            "@/usr/local/cuda-12.8/bin",
+            " @/usr/local/cuda-12.8/bin: is the bin folder of a toolkit",
+            "Name the folder above it: @/usr/local/cuda-12.8.",
+        ),
+        (
+            "@/usr",
+            " @/usr: has no bin/nvcc (a runtime, or no CUDA at all)",
+            "Name a folder that holds bin/nvcc.",
+        ),
+        ("@/locked", " @/locked: bin/nvcc is not executable", "Run `chmod +x @/locked/bin/nvcc`."),
+        (
+            "@/script",
+            " @/script: bin/nvcc is a script, not the compiler",
+            "Name the folder of the toolkit that the script starts.",
+        ),
+    ],
+)
+def test_what_cannot_be_a_toolkit_is_told_precisely(world: World, given: str, said: str, advice: str) -> None:
+    """Each way to get --cuda-home wrong has its own words and its own next step."""
+    world.toolkit("usr/local/cuda-12.8")
+    (world.root / "links").mkdir()
+    (world.root / "links/loop").symlink_to("loop")
+    (world.root / "links/dangling").symlink_to("gone")
+    (world.root / "file").touch()
+    (world.toolkit("locked") / "bin/nvcc").chmod(0o644)
+    (world.toolkit("script") / "bin/nvcc").write_text("#!/bin/sh\n")
+
+    error = refusal(NEED, world.machine(), given.replace("@", str(world.root)))
+
+    assert str(error) == "--cuda-home" + said.replace("@", str(world.root))
+    assert error.advice == advice.replace("@", str(world.root))
+
+
+# digests, views --------------------------------------------------------------------------------------
+
+
+def test_the_digest_sees_what_can_reach_a_wheel(world: World) -> None:
+    """Tools, headers and archives count by content, shared libraries by name and size; the folder does not."""
+    one, two = world.toolkit("one"), world.toolkit("two")
+    notes = world.root / "notes"
+    first = tree_digest(one, notes=notes)
+
+    assert tree_digest(two, notes=notes) == first
+    (two / "lib64/libcudart.so.12").write_text("y")
+    assert tree_digest(two, notes=notes) == first
+    (two / "include/cuda.h").write_text("other")
+    assert tree_digest(two, notes=notes) != first
+    assert tree_digest(one, notes=notes) == first
+
+
+def test_the_digest_is_noted(world: World) -> None:
+    """The second time nothing is read again."""
+    top, notes = world.toolkit("one"), world.root / "notes"
+    tree_digest(top, notes=notes)
+    (note,) = notes.iterdir()
+    note.write_text("noted\n")
+
+    assert tree_digest(top, notes=notes) == "noted"
+
+
+def toolkit_at(root: Path) -> Toolkit:
+    """Describe a toolkit of wheels."""
+    return Toolkit(root=root, cuda="13.0", nvcc_version="13.0.88", digest="d", provider="wheels", pinned=True)
+
+
+def test_a_view_adds_what_wheels_lack(world: World) -> None:
+    """lib64, libcudart.so and the driver stub appear; every link is relative; bin/nvcc is the launcher's."""
+    toolkit = toolkit_at(world.toolkit("cache/toolkits/d/files/nvidia/cu13"))
+    folder = view_folder(toolkit, world.machine().directories)
+
+    view = make_view(toolkit, folder, gcc="gcc", runner=world.programs)
+
+    links = {str(path.relative_to(folder)): str(path.readlink()) for path in folder.rglob("*") if path.is_symlink()}
+    assert links == {
+        "root": "../files/nvidia/cu13",
+        "bin/nvcc.profile": "../root/bin/nvcc.profile",
+        "include": "root/include",
+        "lib": "lib64",
+        "lib64/libcudart.so": "libcudart.so.12",
+        "lib64/libcudart.so.12": "../root/lib64/libcudart.so.12",
+    }
+    assert [path.name for path in (folder / "lib64/stubs").iterdir()] == ["libcuda.so"]
+    assert not view.nvcc.exists()
+    assert view.nvcc_real.read_bytes() == b"\x7fELF"
+
+
+def test_a_view_of_a_whole_toolkit_keeps_its_shape(world: World) -> None:
+    """targets/ and an existing driver stub are kept; no compiler is needed then."""
+    top = world.toolkit("usr/local/cuda-12.8")
+    (top / "lib64/stubs").mkdir()
+    (top / "lib64/stubs/libcuda.so").touch()
+    (top / "targets/x86_64-linux").mkdir(parents=True)
+    folder = world.root / "build/view"
+
+    make_view(toolkit_at(top), folder, gcc="gcc", runner=world.programs)
+
+    assert (folder / "root").readlink() == top
+    assert (folder / "targets/x86_64-linux/lib/libcudart.so").exists()
+    assert (folder / "lib64/stubs/libcuda.so").readlink() == Path("../../root/lib64/stubs/libcuda.so")
+    assert world.programs.ran == []
+
+
+def test_a_view_is_made_once_and_can_lead_elsewhere(world: World) -> None:
+    """What is there is used; a sandbox names where the toolkit lies for the build."""
+    toolkit, folder = toolkit_at(world.toolkit("one")), world.root / "view"
+
+    make_view(toolkit, folder, gcc="gcc", runner=world.programs, target="../files")
+    (folder / "mark").touch()
+    make_view(toolkit, folder, gcc="gcc", runner=world.programs)
+
+    assert (folder / "mark").exists()
+    assert (folder / "root").readlink() == Path("../files")
+    assert not [path for path in world.root.iterdir() if path.name.startswith(".view")]
+
+
+def test_the_driver_is_read_from_proc(tmp_path: Path) -> None:
+    """No program is needed to name the driver."""
+    proc = tmp_path / "version"
+    proc.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n")
+
+    assert driver_version(proc) == "570.86.15"
+    assert driver_version(tmp_path / "none") == ""
+
+
+def test_the_shipped_lock_serves_one_platform_and_names_no_host() -> None:
+    """cuda-13.0.txt holds one digest per wheel, no address, and the nvcc that the recipe accepts."""
+    file = Path(__file__).parents[2] / "recipes/toolkits/cuda-13.0.txt"
+    text = file.read_text(encoding="utf-8")
+    lock = parse_lock(text, file="cuda-13.0.txt")
+
+    assert not re.search(r"//|--(?!hash)", text)
+    assert all(len(pin.hashes) == 1 for pin in lock.pins.values())
+    assert lock.pins["nvidia-cuda-nvcc"].version == "13.0.88"
