@@ -156,6 +156,13 @@ class ResourcesError(WheelmillError):
     kind = "out-of-memory"
 
 
+class DiskFullError(ResourcesError):
+    """A disk has no room left."""
+
+    kind = "disk-full"
+    default_advice = "Free space (`wheelmill gc`), or put the cache elsewhere with --cache DIR."
+
+
 # 7: repair -------------------------------------------------------------------------------------------
 
 

@@ -10,21 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import HashMismatchError, ResourcesError
+from .errors import DiskFullError, HashMismatchError
 
 CHUNK = 1 << 20
 STAMPED_ABOVE = 100 * 1000**2
 """Bytes above which an unchanged inode is believed instead of read again (900 MB of torch take 2 s)."""
 CACHEDIR_TAG = (
-    "Signature: 8a477f597d28d172789f06886806bc55\n"
-    "# This folder is a cache of wheelmill: backups may leave it out.\n"
+    "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of wheelmill: backups may leave it out.\n"
 )
-
-
-class DiskFullError(ResourcesError):
-    """The store's disk has no room left."""
-
-    kind = "disk-full"
 
 
 def silent(_text: str) -> None:
@@ -59,9 +52,7 @@ class Store:
         self.warn(f"{path} is damaged: moved to {aside}, to be fetched again")
         return None
 
-    def add(
-        self, content: Path | Iterable[bytes], sha256: str, *, subject: str = "", place: str = ""
-    ) -> Path:
+    def add(self, content: Path | Iterable[bytes], sha256: str, *, subject: str = "", place: str = "") -> Path:
         """Take a content in; HashMismatchError, and nothing changed, where it is not the one promised."""
         with self.locked(sha256), out_of_space(self.root):
             if (found := self.get(sha256)) is not None:
@@ -169,7 +160,4 @@ def out_of_space(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
-        raise DiskFullError(
-            f"no room left on the disk of {where}",
-            advice="Free space (`wheelmill gc`), or put the cache elsewhere with --cache DIR.",
-        ) from error
+        raise DiskFullError(f"no room left on the disk of {where}") from error

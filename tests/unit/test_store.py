@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from wheelmill import store as module
-from wheelmill.errors import HashMismatchError
-from wheelmill.store import DiskFullError, Store, out_of_space
+from wheelmill.errors import DiskFullError, HashMismatchError
+from wheelmill.store import Store, out_of_space
 
 
 def digest(content: bytes) -> str:
