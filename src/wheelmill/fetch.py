@@ -22,7 +22,7 @@ from requests.adapters import HTTPAdapter
 
 from .errors import FetchError, HashMismatchError
 from .recipe import IndexSource, TreeSource
-from .store import CHUNK, Store, chunks_of, digest_of
+from .store import CHUNK, Store, chunks_of, digest_of, out_of_space
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int | None], None]
@@ -261,7 +261,7 @@ def fetch_source(
     `place` is the recipe's file and key, for messages. Raises FetchError where no configured place has it (or
     offline, where the store lacks it), HashMismatchError where they have another file under its name.
     """
-    with store.locked(source.sha256):
+    with store.locked(source.sha256), out_of_space(store.root):
         path = store.get(source.sha256)
         if path is None and offline:
             raise FetchError(

@@ -1,5 +1,6 @@
 """The configured places decide where a file comes from, its digest whether it is the one."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wheelmill.errors import FetchError, HashMismatchError
+from wheelmill.errors import DiskFullError, FetchError, HashMismatchError
 from wheelmill.fetch import (
     FetchedTree,
     IndexSettings,
@@ -272,6 +273,18 @@ def test_a_finished_half_needs_no_place(tmp_path: Path, store: Store, monkeypatc
     monkeypatch.setattr(Wire, "download", lambda *_: pytest.fail("downloaded again"))
 
     assert fetch_source(SOURCE, store=store, index=links(tmp_path / "w")).path.read_bytes() == GOOD
+
+
+def test_a_full_disk_is_no_network_failure(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for the download is said as such, whatever place was asked."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Wire, "download", full)
+
+    with pytest.raises(DiskFullError, match="^no room left on the disk of "):
+        fetch_source(SOURCE, store=store, index=links(tmp_path / "w"))
 
 
 def test_the_innermost_cause_is_told() -> None:
