@@ -82,7 +82,7 @@ def test_wheelhouse_holds_record_log_and_index(built: tuple[Bench, dict[str, obj
     units = {unit["source"]: unit for unit in record["units"] if unit["source"].startswith("csrc/")}
     assert sorted(units) == ["csrc/axpy.cu", "csrc/ops.cpp", "csrc/square.cu"]
     assert units["csrc/axpy.cu"]["archs_used"] == ["sm_100"]
-    assert record["external"]["libtorch.so"] == "torch"
+    assert record["external"]["libc10.so"] == "torch"
     assert record["found"]["toolkit_provider"] == "wheels"
     assert "ninja" in (bench.house / f"{WHEEL}.log").read_text()
     assert (bench.house / "simple" / INDEX / "torch-cuda-ext" / "index.html").is_file()
