@@ -283,7 +283,7 @@ def test_a_full_disk_is_no_network_failure(tmp_path: Path, store: Store, monkeyp
 
     monkeypatch.setattr(Wire, "download", full)
 
-    with pytest.raises(DiskFullError, match="^no room left on the disk of "):
+    with pytest.raises(DiskFullError, match=r"^no room left on the disk of "):
         fetch_source(SOURCE, store=store, index=links(tmp_path / "w"))
 
 
