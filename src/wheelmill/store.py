@@ -12,6 +12,8 @@ from pathlib import Path
 
 from .errors import DiskFullError, HashMismatchError
 
+__all__ = ["CHUNK", "DiskFullError", "Store", "chunks_of", "digest_of", "out_of_space", "silent", "sync"]
+
 CHUNK = 1 << 20
 STAMPED_ABOVE = 100 * 1000**2
 """Bytes above which an unchanged inode is believed instead of read again (900 MB of torch take 2 s)."""
