@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -232,7 +233,10 @@ def run_backend(
         )
 
     builder = pypa_build.ProjectBuilder(tree.root, python_executable=str(environment.python), runner=run_hook)
-    return Path(builder.build("wheel", place.out / "built"))
+    with warnings.catch_warnings(), place.log.open("a", encoding="utf-8") as log:
+        # The frontend raises the backend's warnings again in our process; they belong into the log.
+        warnings.showwarning = lambda message, *_args, **_more: log.write(f"{message}\n")
+        return Path(builder.build("wheel", place.out / "built"))
 
 
 def explained(error: Exception, records: Sequence[CompileRecord], place: Workplace) -> WheelmillError:

@@ -16,7 +16,7 @@ from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied
 from .catalog import Catalog
 from .derivation import Derivation, Selection, instantiate
 from .environment import create, demand
-from .errors import InterruptedBuildError, ToolkitError, WheelmillError
+from .errors import CommandFailedError, InterruptedBuildError, ToolkitError, VerifyError, WheelmillError
 from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
 from .index import write_index
 from .install import Installation, PinnedWheel, make_uv, offline_install
@@ -331,9 +331,29 @@ def verify(
         message=f"installs offline beside {len(proof.distributions) - 1} locked distributions; "
         f"{', '.join(proof.modules)} imported",
     )
-    for finding in (*findings, installed):
+    probed = run_probes(proof.venv / "bin" / "python", derivation, place, tools.runner)
+    for finding in (*findings, installed, *probed):
         tools.report.note(f"{finding.status:5} {finding.id}: {finding.message}")
-    return VerifiedWheel(path=stamped.path, inspection=inspection, findings=(*findings, installed))
+    return VerifiedWheel(path=stamped.path, inspection=inspection, findings=(*findings, installed, *probed))
+
+
+def run_probes(python: Path, derivation: Derivation, place: Workplace, runner: Runner) -> tuple[Finding, ...]:
+    """Run the recipe's own checks with the wheel installed; VerifyError with what a failing one said last."""
+    names = (*derivation.release.checks.probes, *(derivation.variant.probes if derivation.variant else ()))
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(place.home), "TMPDIR": str(place.tmp), "LC_ALL": "C.UTF-8"}
+    for name in names:
+        path = Path(derivation.recipe.file).parent / name
+        try:
+            runner.run([str(python), "-I", "-B", str(path)], env=env, cwd=place.tmp)
+        except CommandFailedError as error:
+            said = "\n".join(f"  | {line[:300]}" for line in error.tail[-12:])
+            raise VerifyError(
+                f"the wheel fails the check {path.name}:\n{said}",
+                advice=f"Read {path}: it says what the wheel must do; correct the recipe's patches.",
+            ) from error
+    return tuple(
+        Finding(id="probe", status="ok", subject=Path(name).stem, message=f"{Path(name).name} passed") for name in names
+    )
 
 
 def make_record(

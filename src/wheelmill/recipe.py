@@ -98,6 +98,8 @@ class Checks:
     imports: tuple[str, ...]
     extensions: tuple[str, ...]
     top_level: tuple[str, ...]
+    probes: tuple[str, ...]
+    """Programs beside the recipes, run with the wheel installed; one that does not exit with 0 is a finding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +111,7 @@ class Variant:
     patches: tuple[str, ...]
     environment: Mapping[str, str]
     resources: Resources
+    probes: tuple[str, ...]
     advisories: tuple[str, ...]
 
     @property
@@ -241,6 +244,7 @@ def parse_checks(table: Table) -> Checks:
             imports=table.required("imports", strings),
             extensions=table.optional("extensions", strings, ()),
             top_level=table.optional("top-level", strings, ()),
+            probes=table.optional("probes", relative_paths, ()),
         )
 
 
@@ -259,6 +263,7 @@ def parse_variant(name: str, table: Table, resources: Resources) -> Variant:
             patches=table.optional("patches", relative_paths, ()),
             environment=table.optional("environment", environment, {}),
             resources=parse_resources(table.subtable("resources"), defaults=resources),
+            probes=table.optional("probes", relative_paths, ()),
             advisories=table.optional("advisories", strings, ()),
         )
 
