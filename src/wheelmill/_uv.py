@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uv
 
-from ._process import Runner
+from ._process import Completed, Runner
 from .errors import (
     CommandFailedError,
     EnvironmentUnfitError,
@@ -52,6 +52,11 @@ class Uv:
         kept = {name: env[name] for name in env if name in PASSED or name.upper().endswith("_PROXY")}
         fixed = {"UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
         return {**kept, **self.index.uv_environment(), **fixed, "NO_COLOR": "1"}
+
+    def run(self, *arguments: str | Path, cwd: Path | None = None, check: bool = True) -> Completed:
+        """Run uv and capture what it says; CommandFailedError with its last lines."""
+        argv = [str(uv_binary()), *map(str, arguments)]
+        return self.runner.run(argv, env=self.environment(), cwd=cwd, check=check)
 
     def install(self, lock: Lock, *, file: Path, into: Sequence[str], site: Path, log: Path) -> None:
         """Install exactly what a lock pins, wheels only: an sdist would run code that no lock pins.

@@ -9,7 +9,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import build as pypa_build
 
@@ -235,8 +237,13 @@ def run_backend(
     builder = pypa_build.ProjectBuilder(tree.root, python_executable=str(environment.python), runner=run_hook)
     with warnings.catch_warnings(), place.log.open("a", encoding="utf-8") as log:
         # The frontend raises the backend's warnings again in our process; they belong into the log.
-        warnings.showwarning = lambda message, *_args, **_more: log.write(f"{message}\n")
+        warnings.showwarning = partial(log_warning, log)
         return Path(builder.build("wheel", place.out / "built"))
+
+
+def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
+    """Write a warning as warnings.showwarning would."""
+    log.write(f"{message}\n")
 
 
 def explained(error: Exception, records: Sequence[CompileRecord], place: Workplace) -> WheelmillError:

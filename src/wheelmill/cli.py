@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from .derivation import Selection, instantiate, parse_epoch
 from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, VerifyError, WheelmillError
 from .index import write_index
 from .inspection import inspect_wheel
-from .install import Uv, install_stack, make_uv
+from .install import install_stack
 from .installed import verify_stack
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, plan, survey_machine
 from .preflight import Finding
@@ -90,11 +90,6 @@ class Session:
             python=self.options.python,
             bounds=bounds(self.options, self.runtime),
         )
-
-    @property
-    def uv(self) -> Uv:
-        """uv, for locks and installs."""
-        return make_uv(runner=self.runner, env=self.runtime.env, index=self.tools.index)
 
     @property
     def wheelhouse(self) -> Wheelhouse:
@@ -225,7 +220,9 @@ def run_lock(session: Session) -> int:
             session.console.note(f"{name}: both locks are current")
             continue
         python = session.tools.interpreter(stack.python).path
-        changed = lock(session.catalog, stack, uv=session.uv, python=python)
+        uv = session.tools.uv()
+        shared = replace(uv, index=uv.index.shared)  # what only this machine can reach has no place in a lock
+        changed = lock(session.catalog, stack, uv=shared, python=python)
         session.console.note(f"{name}: " + (", ".join(path.name for path in changed) or "nothing changed"))
     return 0
 
@@ -334,7 +331,7 @@ def run_install(session: Session) -> int:
         digests={entry.wheel.name: entry.sha256 for entry in house.entries()},
         interpreter=session.tools.interpreter(stack.python).path,
         venv=session.runtime.cwd / session.options.into,
-        uv=session.uv,
+        uv=session.tools.uv(),
     )
     result(str(session.runtime.cwd / session.options.into))
     return 0

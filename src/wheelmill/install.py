@@ -9,24 +9,14 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
-from uv import find_uv_bin
 
 from ._process import Completed, Runner
+from ._uv import Uv
 from .errors import CommandFailedError, FetchError, NothingSelectedError, UsageError, VerifyError
-from .fetch import IndexSettings
 from .lock import Lock
 from .recipe import IndexSource
 from .stack import Stack
 from .store import digest_of
-
-PASSED = frozenset(
-    {
-        *("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "NETRC"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSL_CLIENT_CERT", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER"),
-        *("UV_CACHE_DIR", "UV_LINK_MODE", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_CONCURRENT_DOWNLOADS"),
-    }
-)
-"""What uv may know of the user's environment: ways to files, never choices of versions (UV_PRERELEASE …)."""
 
 IMPORT_PROBE = """
 import importlib, json, sys, traceback
@@ -39,19 +29,6 @@ for name in sys.argv[1:]:
         said[name] = {"file": "", "error": traceback.format_exc()}
 json.dump(said, sys.__stdout__)
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Uv:
-    """uv with a complete environment: the index settings given, no settings file, no Python downloads."""
-
-    runner: Runner
-    env: Mapping[str, str]
-    program: str
-
-    def run(self, *arguments: str | Path, cwd: Path | None = None, check: bool = True) -> Completed:
-        """Run uv; CommandFailedError with what it said."""
-        return self.runner.run([self.program, *map(str, arguments)], env=self.env, cwd=cwd, check=check)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,18 +78,6 @@ class InstallProof:
     distributions: Mapping[str, str]
     modules: Mapping[str, str]
     talk: str
-
-
-def make_uv(*, runner: Runner, env: Mapping[str, str], index: IndexSettings) -> Uv:
-    """Make the uv that belongs to this installation of wheelmill."""
-    kept = {name: value for name, value in env.items() if name in PASSED or name.upper().endswith("_PROXY")}
-    fixed = {
-        "UV_NO_CONFIG": "1",
-        "UV_NO_PROGRESS": "1",
-        "UV_PYTHON_DOWNLOADS": "never",
-        "UV_SYSTEM_CERTS": "1",
-    }
-    return Uv(runner=runner, env={**kept, **index.uv_environment(), **fixed}, program=find_uv_bin())
 
 
 def offline_install(installation: Installation, *, uv: Uv) -> InstallProof:

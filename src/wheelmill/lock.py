@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -47,6 +47,13 @@ class Lock:
             elif not wanted.specifier.contains(Version(pin.version), prereleases=True):
                 found.append(f"{text} (the lock holds {pin.version})")
         return tuple(found)
+
+
+def subset(lock: Lock, pins: Iterable[Pin]) -> Lock:
+    """Give a lock of some of the pins."""
+    chosen = sorted(pins, key=lambda pin: pin.name)
+    lines = [f"{pin.requirement} {' '.join(f'--hash=sha256:{value}' for value in pin.hashes)}\n" for pin in chosen]
+    return Lock(file=lock.file, text="".join(lines), pins={pin.name: pin for pin in chosen})
 
 
 def parse_lock(text: str, *, file: str) -> Lock:

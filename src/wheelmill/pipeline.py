@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,14 @@ from ._uv import Uv
 from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied
 from .catalog import Catalog
 from .derivation import Derivation, Selection, instantiate
-from .environment import create, demand
+from .environment import BuildEnvironment, create, demand
 from .errors import CommandFailedError, InterruptedBuildError, ToolkitError, VerifyError, WheelmillError
 from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
 from .index import write_index
-from .install import Installation, PinnedWheel, make_uv, offline_install
+from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
 from .limits import Limits, read_limits
+from .lock import subset
 from .plan import Plan, Planned, ToolkitSummary, spell_seconds
 from .preflight import Finding, Situation, checks
 from .preflight import require as require_fit
@@ -227,6 +229,7 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
     tools.report.step(f"build environment ({len(derivation.build_lock.pins)} locked files, CUDA {fitted.toolkit.cuda})")
     environment = create(derivation.build_lock, fitted.interpreter, directories=directories, uv=tools.uv())
     demand(environment, derivation.release.build_requires, tools.runner, lock=derivation.build_lock)
+    cache_run_files(derivation, environment, place.tmp, tools)
     if derivation.toolkit_lock is not None and fitted.toolkit.provider == "wheels":
         toolkits.install(
             fitted.toolkit, derivation.toolkit_lock, python=environment.python, directories=directories, uv=tools.uv()
@@ -243,6 +246,18 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
         cache=objects if ccache.is_file() else None,
         grant=fitted.grant,
     )
+
+
+def cache_run_files(derivation: Derivation, environment: BuildEnvironment, scratch: Path, tools: Tools) -> None:
+    """Bring what verify installs, and the build environment lacks, into uv's cache: verify works without a network."""
+    known = {(pin.name, pin.version) for pin in derivation.build_lock.pins.values()}
+    more = [pin for pin in derivation.run_lock.pins.values() if (pin.name, pin.version) not in known]
+    if more:
+        site = scratch / "run-files"
+        into = ("--python", str(environment.python), "--target", str(site))
+        rest = subset(derivation.run_lock, more)
+        tools.uv().install(rest, file=scratch / "run-files.txt", into=into, site=site, log=scratch / "run-files.log")
+        shutil.rmtree(site)
 
 
 def compiled(
@@ -322,7 +337,7 @@ def verify(
             wheels=(PinnedWheel(path=stamped.path, sha256=stamped.sha256),),
             modules=derivation.release.checks.imports,
         ),
-        uv=make_uv(runner=tools.runner, env=tools.runtime.env, index=tools.index),
+        uv=tools.uv(),
     )
     installed = Finding(
         id="install",
@@ -515,7 +530,8 @@ def fetch_all(derivations: Sequence[Derivation], tools: Tools) -> None:
         fetch_input(derivation, tools)
         interpreter = tools.interpreter(derivation.python)
         environment = create(derivation.build_lock, interpreter, directories=directories, uv=tools.uv())
-        create(derivation.run_lock, interpreter, directories=directories, uv=tools.uv())
+        with tempfile.TemporaryDirectory(prefix="wheelmill-") as scratch:
+            cache_run_files(derivation, environment, Path(scratch), tools)
         toolkit = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
         if derivation.toolkit_lock is not None and toolkit.provider == "wheels":
             toolkits.install(

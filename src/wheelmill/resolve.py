@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ._uv import Uv
 from .catalog import Catalog
 from .errors import CommandFailedError, FetchError, RecipeError
-from .install import Uv
 from .lock import parse_lock
 from .stack import Prebuilt, Stack
 

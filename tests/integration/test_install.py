@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from wheelmill._process import SystemRunner
+from wheelmill._uv import Uv
 from wheelmill.catalog import load_catalog
 from wheelmill.errors import FetchError, VerifyError
 from wheelmill.fetch import IndexSettings, index_settings
-from wheelmill.install import Installation, PinnedWheel, Uv, make_uv, offline_install
+from wheelmill.install import Installation, PinnedWheel, offline_install
 from wheelmill.lock import Lock, parse_lock
 from wheelmill.resolve import lock
 from wheelmill.store import digest_of
@@ -46,7 +47,7 @@ def make_wheel(folder: Path, name: str, version: str, *, requires: str = "", cod
 @pytest.fixture
 def uv(tmp_path: Path) -> Uv:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
-    return make_uv(runner=SystemRunner(), env=env, index=IndexSettings(urls=("http://127.0.0.1:9/simple",)))
+    return Uv(runner=SystemRunner(), env=env, index=IndexSettings(urls=("http://127.0.0.1:9/simple",)))
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_locking_again_changes_no_byte(name: str, tmp_path: Path) -> None:
     for path in (tmp_path / "recipes" / "stacks").glob("*.txt"):
         path.write_text(path.read_text().partition("\n")[0])
     settings = index_settings(os.environ, Path.home()).shared
-    uv = make_uv(runner=SystemRunner(), env=os.environ, index=settings)
+    uv = Uv(runner=SystemRunner(), env=os.environ, index=settings)
 
     made = lock(catalog, catalog.stack(name), uv=uv, python=Path(sys.executable))
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from wheelmill._process import Completed
+from wheelmill._uv import Uv, uv_binary
 from wheelmill.errors import CommandFailedError, FetchError, NothingSelectedError, UsageError, VerifyError
 from wheelmill.fetch import IndexSettings
 from wheelmill.install import (
     Installation,
     PinnedWheel,
-    Uv,
     install_stack,
     lock_sources,
-    make_uv,
     offline_install,
     stack_wheels,
 )
@@ -84,7 +83,7 @@ def installation(tmp_path: Path, wheel: PinnedWheel, lock: Lock) -> Installation
 
 
 def uv(runner: FakeRunner) -> Uv:
-    return Uv(runner=runner, env={"HOME": "/h"}, program="/bin/uv")
+    return Uv(runner=runner, env={"HOME": "/h"}, index=IndexSettings(urls=()))
 
 
 def answers(installation: Installation) -> dict[str, tuple[int, str, str]]:
@@ -96,7 +95,7 @@ def answers(installation: Installation) -> dict[str, tuple[int, str, str]]:
 
 def test_uv_gets_ways_to_files_but_no_choices() -> None:
     """Proxies, certificates and indexes pass; constraints and the like do not."""
-    made = make_uv(
+    made = Uv(
         runner=FakeRunner(),
         env={
             "HOME": "/h",
@@ -108,7 +107,7 @@ def test_uv_gets_ways_to_files_but_no_choices() -> None:
         index=IndexSettings(urls=("https://a.test",)),
     )
 
-    assert made.env == {
+    assert made.environment() == {
         "HOME": "/h",
         "https_proxy": "http://p",
         "UV_DEFAULT_INDEX": "https://a.test",
@@ -116,8 +115,8 @@ def test_uv_gets_ways_to_files_but_no_choices() -> None:
         "UV_NO_PROGRESS": "1",
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_SYSTEM_CERTS": "1",
+        "NO_COLOR": "1",
     }
-    assert Path(made.program).name == "uv"
 
 
 def test_a_wheel_is_asked_for_by_path_and_digest(wheel: PinnedWheel) -> None:
@@ -134,14 +133,14 @@ def test_an_installation_is_offline_hashed_and_in_order(installation: Installati
     proof = offline_install(installation, uv=uv(runner))
 
     python = str(installation.python)
-    install = ("/bin/uv", "pip", "install", "--offline", "--no-deps", "--require-hashes", "--python", python)
+    install = (str(uv_binary()), "pip", "install", "--offline", "--no-deps", "--require-hashes", "--python", python)
     assert [call[: len(install)] for call in runner.calls[1:3]] == [install, install]
     assert runner.calls[0] == (
-        "/bin/uv", "venv", "--clear", "--no-project", "--python", "/usr/bin/python3.12", str(installation.venv)
+        str(uv_binary()), "venv", "--clear", "--no-project", "--python", "/usr/bin/python3.12", str(installation.venv)
     )  # fmt: skip
     assert "--no-build" in runner.calls[1]
     assert {"--no-cache", "--no-index"} <= set(runner.calls[2])
-    assert runner.calls[3] == ("/bin/uv", "pip", "check", "--python", python)
+    assert runner.calls[3] == (str(uv_binary()), "pip", "check", "--python", python)
     assert runner.files == [LOCK, installation.wheels[0].requirement]
     assert proof.distributions == {"torch": "2.9.1"}
     assert list(proof.modules) == ["torch", "thing"]

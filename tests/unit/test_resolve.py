@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from wheelmill._process import Completed
+from wheelmill._uv import Uv, uv_binary
 from wheelmill.catalog import Catalog, load_catalog
 from wheelmill.errors import CommandFailedError, FetchError, RecipeError
-from wheelmill.install import Uv
+from wheelmill.fetch import IndexSettings
 from wheelmill.lock import parse_lock
 from wheelmill.resolve import ResolvedFile, check, lock, lock_inputs, lock_text, merged, resolved_files
 from wheelmill.stack import Stack
@@ -110,7 +111,7 @@ def stack(catalog: Catalog) -> Stack:
 
 
 def uv(runner: FakeUv) -> Uv:
-    return Uv(runner=runner, env={}, program="/bin/uv")
+    return Uv(runner=runner, env={}, index=IndexSettings(urls=()))
 
 
 def test_requirements_of_one_project_are_joined() -> None:
@@ -138,7 +139,7 @@ def test_both_locks_are_made_and_made_again_without_change(catalog: Catalog, sta
 
     assert runner.asked[:2] == ["ninja\nsetuptools<81,>=77\ntorch==2.9.1\n", "einops\ntorch==2.9.1\n"]
     assert " ".join(runner.calls[0]) == (
-        "/bin/uv pip compile requirements.in --quiet --format pylock.toml --output-file pylock.toml --python /py "
+        f"{uv_binary()} pip compile requirements.in --quiet --format pylock.toml --output-file pylock.toml --python /py "
         "--python-version 3.12 --python-platform x86_64-manylinux_2_28 --exclude-newer 2026-02-06T00:00:00Z "
         "--only-binary :all:"
     )
