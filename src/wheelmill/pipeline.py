@@ -19,6 +19,7 @@ from .derivation import Derivation, Selection, instantiate
 from .environment import BuildEnvironment, create, demand
 from .errors import CommandFailedError, InterruptedBuildError, ToolkitError, VerifyError, WheelmillError
 from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
+from .governor import CompileSummary
 from .index import write_index
 from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
@@ -403,10 +404,8 @@ def enter(verified: VerifiedWheel, record: BuildRecord, place: Workplace, house:
     folder = write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
     tools.report.step(f"done in {spell_seconds(record.seconds)}: {entry.wheel.name}")
     tools.report.note(f"sha256 {entry.sha256}")
-    tools.report.note(
-        f"install: pip install --index-url file://{folder} --extra-index-url … --only-binary {record.derivation.name} "
-        f"{record.derivation.name}=={record.derivation.full_version}"
-    )
+    pin = f"{record.derivation.name}=={record.derivation.full_version}"
+    tools.report.note(f'pip install --no-deps --only-binary :all: --index-url {folder.as_uri()} "{pin}"')
     return entry
 
 
@@ -425,24 +424,17 @@ class Built:
 
     def to_json(self) -> dict[str, object]:
         """Give the fields of `build --json`."""
-        compiles = self.record.compiles if self.record else None
-        return {
-            "name": self.derivation.name,
-            "status": "built" if self.record else "present",
-            "wheel": str(self.wheel),
-            "sha256": self.sha256,
-            "drv": self.derivation.drv,
-            "realisation": realisation(self.derivation, self.record.found) if self.record else None,
-            "seconds": round(self.seconds, 1),
-            "cpu_seconds": round(compiles.cpu_seconds, 1) if compiles else 0,
-            "ideal_seconds": self.record.ideal_seconds if self.record else 0,
-            "peak_memory_bytes": compiles.peak_rss_bytes if compiles else 0,
-            "compiles": compiles.compiles if compiles else 0,
-            "cache_hits": compiles.cache_hits if compiles else 0,
-            "retries": compiles.retries if compiles else 0,
-            "oom_kills": 0,
-            "error": None,
-        }
+        record = self.record
+        return outcome_json(
+            self.derivation,
+            status="built" if record else "present",
+            seconds=self.seconds,
+            compiles=record.compiles if record else CompileSummary(),
+            wheel=str(self.wheel),
+            sha256=self.sha256,
+            realisation=realisation(self.derivation, record.found) if record else None,
+            ideal_seconds=record.ideal_seconds if record else 0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -456,21 +448,37 @@ class Failed:
     def to_json(self) -> dict[str, object]:
         """Give the fields of `build --json`."""
         error = self.error
-        return {
-            "name": self.derivation.name,
-            "status": "interrupted" if error.exit_status == 130 else "failed",
-            "wheel": None,
-            "sha256": None,
-            "drv": self.derivation.drv,
-            "realisation": None,
-            "seconds": round(self.seconds, 1),
-            "error": {
-                "kind": error.kind,
-                "exit": error.exit_status,
-                "message": str(error),
-                "advice": error.advice,
-            },
-        }
+        return outcome_json(
+            self.derivation,
+            status="interrupted" if error.exit_status == 130 else "failed",
+            seconds=self.seconds,
+            compiles=CompileSummary(),
+            error={"kind": error.kind, "exit": error.exit_status, "message": str(error), "advice": error.advice},
+        )
+
+
+def outcome_json(
+    derivation: Derivation, *, status: str, seconds: float, compiles: CompileSummary, **more: object
+) -> dict[str, object]:
+    """Give every field of an outcome; what a failure has not is null."""
+    fields: dict[str, object] = {
+        "name": derivation.name,
+        "status": status,
+        "wheel": None,
+        "sha256": None,
+        "drv": derivation.drv,
+        "realisation": None,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(compiles.cpu_seconds, 1),
+        "ideal_seconds": 0,
+        "peak_memory_bytes": compiles.peak_rss_bytes,
+        "compiles": compiles.compiles - compiles.links,
+        "cache_hits": compiles.cache_hits,
+        "retries": compiles.retries,
+        "oom_kills": 0,
+        "error": None,
+    }
+    return {**fields, **more}
 
 
 def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse) -> Built | Failed:

@@ -109,7 +109,7 @@ class BuildRecord:
             "seconds": round(self.seconds, 1),
             "cpu_seconds": round(self.compiles.cpu_seconds, 1),
             "peak_memory_bytes": self.compiles.peak_rss_bytes,
-            "compiles": self.compiles.compiles,
+            "compiles": self.compiles.compiles - self.compiles.links,
             "cache_hits": self.compiles.cache_hits,
             "retries": self.compiles.retries,
             "external": dict(self.external),
