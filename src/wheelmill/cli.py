@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from . import __version__
+from . import __version__, redist
 from ._console import Console, make_console, result
 from ._process import Runner, SystemRunner
 from ._validate import parse_size
@@ -21,11 +21,14 @@ from .index import write_index
 from .inspection import inspect_wheel
 from .install import install_stack
 from .installed import verify_stack
-from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, plan, survey_machine
+from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
 from .preflight import Finding
 from .resolve import check, lock
 from .resources import capacity, parse_jobs
 from .runtime import Runtime, capture
+from .stack import Stack
+from .toolkit import fetch_command
+from .toolkit_recipe import ToolkitRecipe
 from .verify import claimed, inspect_and_judge, require
 from .wheelhouse import Wheelhouse
 
@@ -96,10 +99,11 @@ class Session:
         """The wheelhouse asked for."""
         return Wheelhouse(root=self.runtime.directories.wheelhouse)
 
-    def selections(self, *, default_all: bool) -> tuple[Selection, ...]:
+    def selections(self, *, default_all: bool, without: Sequence[str] = ()) -> tuple[Selection, ...]:
         """Turn names into selections; NothingSelectedError without a name where a command needs one."""
         stack = self.catalog.stack(self.options.stack)
-        names = self.options.names or (list(stack.packages) if default_all else [])
+        named = [name for name in self.options.names if name not in without]
+        names = named or (list(stack.packages) if default_all else [])
         if not names:
             raise NothingSelectedError(
                 f"nothing to do: no package named; stack {stack.name} pins {', '.join(stack.packages)}",
@@ -199,14 +203,43 @@ def run_build(session: Session) -> int:
 
 def run_fetch(session: Session) -> int:
     """Get every pinned input of the named packages, or of the whole stack."""
-    if session.options.accept_license:
-        raise UsageError(
-            "fetching NVIDIA's redistributables arrives with a later release",
-            advice="Install CUDA 12.8 from NVIDIA and give its folder: `--cuda-home /usr/local/cuda-12.8`, "
-            "or take a stack whose toolkit comes from wheels: `--stack cu130`.",
-        )
-    fetch_all([instantiate(session.catalog, each) for each in session.selections(default_all=True)], session.tools)
+    toolkits = tuple(name for name in session.options.names if name in session.catalog.toolkits)
+    only_toolkits = bool(toolkits) and len(toolkits) == len(session.options.names)
+    packages = () if only_toolkits else session.selections(default_all=True, without=toolkits)
+    derivations = [instantiate(session.catalog, each) for each in packages]
+    for stack in stacks_to_equip(session, toolkits, packages=bool(packages)):
+        fetch_toolkit(stack, session.tools)
+    fetch_all(derivations, session.tools)
     return 0
+
+
+def stacks_to_equip(session: Session, named: Sequence[str], *, packages: bool) -> tuple[Stack, ...]:
+    """Give the stacks whose pinned toolkit is to be fetched; UsageError where a licence is not accepted.
+
+    A toolkit is fetched where it is named, and along with packages where its licence is accepted.
+    """
+    options, catalog = session.options, session.catalog
+    asked = catalog.stack(options.stack)
+    stacks = []
+    for name in named:
+        serving = [stack for _, stack in sorted(catalog.stacks.items()) if stack.toolkit == name]
+        if not serving:
+            raise UsageError(f"no stack takes toolkit {name}", advice=f'Name it in a stack: `toolkit = "{name}"`.')
+        stacks.append(asked if asked in serving else serving[0])
+        require_license(catalog.toolkits[name], stacks[-1], accepted=options.accept_license)
+    given = options.cuda_home or session.runtime.env.get("CUDA_HOME")
+    if packages and options.accept_license and not given and catalog.toolkit(asked).redistributable:
+        stacks.append(asked)
+    return tuple({stack.name: stack for stack in stacks}.values())
+
+
+def require_license(toolkit: ToolkitRecipe, stack: Stack, *, accepted: bool) -> None:
+    """Refuse to fetch what only comes with a licence that the user has not accepted; UsageError names it."""
+    if toolkit.redistributable is not None and toolkit.wheels is None and not accepted:
+        raise UsageError(
+            f"{toolkit.name} comes from NVIDIA under the {toolkit.needs_license}, and it is yours to accept",
+            advice=f"Read {toolkit.redistributable.license_url}, then `{fetch_command(toolkit, stack)}`.",
+        )
 
 
 def run_lock(session: Session) -> int:
@@ -374,6 +407,7 @@ class Command:
     examples: str
     run: Callable[[Session], int]
     names: str = ""
+    notes: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -399,7 +433,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "fetch": Command(
         help="get every pinned input, so that a build needs no network",
-        examples="wheelmill fetch flash-attn --stack cu130\nwheelmill build flash-attn --stack cu130 --offline",
+        examples="wheelmill fetch flash-attn --stack cu130\nwheelmill build flash-attn --stack cu130 --offline\n"
+        "wheelmill fetch cuda-12.8 --accept-license",
+        notes="NAME is a package or a toolkit. cuda-12.8 is made of NVIDIA's redistributable archives, pinned by\n"
+        "sha256, once you accept their licence; stack cu128 then takes it before any toolkit of the machine.\n"
+        f"For a mirror of the archives, or a folder with the same paths, set {redist.VARIABLE}=URL.",
         run=run_fetch,
         names="NAME",
     ),
@@ -446,7 +484,7 @@ def make_parser() -> argparse.ArgumentParser:
             name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
-            epilog=f"examples:\n{examples}\n\n{EPILOG}",
+            epilog="\n\n".join(part for part in (f"examples:\n{examples}", command.notes, EPILOG) if part),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if command.names:

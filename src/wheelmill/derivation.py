@@ -123,11 +123,7 @@ class Derivation:
                 "machine": "x86_64",
             },
             "torch": {"version": self.stack.torch.version, "sha256": self.stack.torch.sha256},
-            "toolkit": {
-                "name": self.toolkit.name,
-                "accepts": list(self.toolkit.accepts),
-                "lock": self.toolkit_lock.digest if self.toolkit_lock else None,
-            },
+            "toolkit": self.toolkit_inputs,
             "host_compiler": {"gcc_below": self.toolkit.gcc_below},
             "archs": [str(arch) for arch in self.archs],
             "variant": self.variant.name if self.variant else None,
@@ -138,6 +134,15 @@ class Derivation:
             "local_version": self.local_version,
             "repair": {"platform": self.stack.platform},
         }
+
+    @property
+    def toolkit_inputs(self) -> dict[str, object]:
+        """What pins the toolkit; which one is used where none is pinned is part of the realisation."""
+        toolkit = self.toolkit
+        lock = self.toolkit_lock.digest if self.toolkit_lock else None
+        inputs: dict[str, object] = {"name": toolkit.name, "accepts": list(toolkit.accepts), "lock": lock}
+        # The key is there only where there is something to say: stacks whose toolkit comes from wheels keep their hash.
+        return inputs | ({"redistributable": toolkit.redistributable.digest} if toolkit.redistributable else {})
 
     @property
     def drv(self) -> str:

@@ -314,19 +314,7 @@ class Search:
 
     def take(self, offer: Offer) -> Path:
         """Download one offer into the store."""
-        part = self.store.partial(self.source.sha256)
-        resumed = part.exists()
-        if resumed and digest_of(part) == self.source.sha256:
-            return self.store.adopt(part, self.source.sha256, subject=self.source.file)
-        try:
-            self.wire.download(offer.url, part, self.source.file)
-            return self.store.adopt(part, self.source.sha256, subject=self.source.file)
-        except HashMismatchError:
-            # the first half may be another run's, from a place with other bytes
-            if not resumed:
-                raise
-            self.wire.download(offer.url, part, self.source.file)
-            return self.store.adopt(part, self.source.sha256, subject=self.source.file)
+        return take(offer.url, sha256=self.source.sha256, name=self.source.file, store=self.store, wire=self.wire)
 
     def offers(self) -> Iterator[Offer]:
         """Ask each place in turn for files of the wanted name."""
@@ -347,6 +335,26 @@ class Search:
         if not offers:
             self.said.append(f"{where}: no such file among {len(found)}")
         yield from offers
+
+
+def take(url: str, *, sha256: str, name: str, store: Store, wire: "Wire") -> Path:
+    """Download one file into the store, going on where an earlier try broke off; call it under the content's lock.
+
+    Raises UnreachableError, or HashMismatchError where the bytes are not those that were pinned.
+    """
+    part = store.partial(sha256)
+    resumed = part.exists()
+    if resumed and digest_of(part) == sha256:
+        return store.adopt(part, sha256, subject=name)
+    try:
+        wire.download(url, part, name)
+        return store.adopt(part, sha256, subject=name)
+    except HashMismatchError:
+        # the first half may be another run's, from a place with other bytes
+        if not resumed:
+            raise
+        wire.download(url, part, name)
+        return store.adopt(part, sha256, subject=name)
 
 
 class Wire:

@@ -29,6 +29,7 @@ from .plan import Plan, Planned, ToolkitSummary, spell_seconds
 from .preflight import Finding, Situation, checks
 from .preflight import require as require_fit
 from .provenance import BuildRecord, Found, embedded, gather, realisation
+from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
 from .resources import Grant, grant
 from .runtime import Runtime
@@ -36,7 +37,7 @@ from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
 from .stack import Stack
 from .store import Store
-from .toolkit import Machine, Need, Toolkit, choose, make_view
+from .toolkit import Machine, Need, Toolkit, choose, make_view, wheels_toolkit
 from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
 from .wheel_file import read_wheel
 from .wheelhouse import Entry, Wheelhouse
@@ -113,7 +114,25 @@ class Tools:
 
 def need_of(derivation: Derivation) -> Need:
     """Say what a derivation needs of a toolkit."""
-    return Need(recipe=derivation.toolkit, lock=derivation.toolkit_lock, stack=derivation.stack, archs=derivation.archs)
+    return Need(
+        recipe=derivation.toolkit,
+        lock=derivation.toolkit_lock,
+        build_lock=derivation.build_lock,
+        stack=derivation.stack,
+        archs=derivation.archs,
+    )
+
+
+def need_of_stack(stack: Stack, catalog: Catalog) -> Need:
+    """Say what a stack needs of a toolkit, whatever is built."""
+    recipe = catalog.toolkit(stack)
+    return Need(
+        recipe=recipe,
+        lock=catalog.toolkit_lock(recipe),
+        build_lock=catalog.build_lock(stack),
+        stack=stack,
+        archs=stack.archs,
+    )
 
 
 # the line --------------------------------------------------------------------------------------------
@@ -547,10 +566,21 @@ def fetch_all(derivations: Sequence[Derivation], tools: Tools) -> None:
             )
 
 
+def fetch_toolkit(stack: Stack, tools: Tools) -> Toolkit:
+    """Get the pinned toolkit of a stack; where NVIDIA's licence is needed, it is accepted before."""
+    need = need_of_stack(stack, tools.catalog)
+    tools.report.step(f"{need.recipe.name} for stack {stack.name}")
+    python, uv = tools.runtime.python, tools.uv()
+    if need.lock is None:
+        return provide(need, tools.machine, uv=uv, python=python, report=tools.report)
+    toolkit = wheels_toolkit(need.recipe, need.lock, tools.runtime.directories)
+    toolkits.install(toolkit, need.lock, python=python, directories=tools.runtime.directories, uv=uv)
+    return toolkit
+
+
 def survey_machine(stack: Stack, tools: Tools) -> tuple[Finding, ...]:
     """Look at everything that a build of this stack needs of this machine."""
-    toolkit = tools.catalog.toolkit(stack)
-    need = Need(recipe=toolkit, lock=tools.catalog.toolkit_lock(toolkit), stack=stack, archs=stack.archs)
+    need = need_of_stack(stack, tools.catalog)
     return checks(situation(stack, need, tools, tools.limits()), thorough=True)
 
 

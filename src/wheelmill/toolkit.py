@@ -15,13 +15,14 @@ from ._process import Runner
 from ._uv import Uv
 from ._validate import did_you_mean
 from .arch import Arch
-from .errors import CommandFailedError, EnvironmentUnfitError, ToolkitError
-from .lock import Lock
+from .catalog import DEFAULT_STACK
+from .errors import CommandFailedError, EnvironmentUnfitError, RecipeError, ToolkitError
+from .lock import Lock, subset
 from .runtime import Directories
 from .stack import Stack
 from .toolkit_recipe import ToolkitRecipe
 
-Provider = Literal["given", "wheels", "host"]
+Provider = Literal["given", "wheels", "redistributable", "host"]
 
 INCLUDE_FOLDERS = ("include", "include/cccl", "targets/x86_64-linux/include", "targets/x86_64-linux/include/cccl")
 LIBRARY_FOLDERS = ("lib64", "lib", "targets/x86_64-linux/lib")
@@ -44,10 +45,11 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a build needs of a toolkit."""
+    """What a build needs of a toolkit; `lock` is the toolkit's own, where it comes from wheels."""
 
     recipe: ToolkitRecipe
     lock: Lock | None
+    build_lock: Lock
     stack: Stack
     archs: tuple[Arch, ...]
 
@@ -278,7 +280,9 @@ def has_library(root: Path, name: str) -> bool:
 
 
 def choose(need: Need, machine: Machine, *, given: str | None) -> Toolkit:
-    """Choose the toolkit: the given one, else the pinned one of wheels, else a whole one on this machine.
+    """Choose the toolkit: the given one, else the pinned one, else a whole one on this machine.
+
+    Wheels can be had at any time; NVIDIA's archives count only once they are fetched, since that takes a licence.
 
     `given` is `--cuda-home`; CUDA_HOME counts like it. Raises ToolkitError where the given one does not fit, or
     where there is none.
@@ -289,6 +293,8 @@ def choose(need: Need, machine: Machine, *, given: str | None) -> Toolkit:
         return given_toolkit(home, "CUDA_HOME", need, machine)
     if need.lock is not None and need.recipe.wheels is not None:
         return wheels_toolkit(need.recipe, need.lock, machine.directories)
+    if (fetched := fetched_toolkit(need, machine.directories)) is not None:
+        return fetched
     found = survey(need, machine)
     if fitting := first_fit(found, need):
         return hosted(fitting, machine.directories, provider="host")
@@ -314,6 +320,46 @@ def wheels_toolkit(recipe: ToolkitRecipe, lock: Lock, directories: Directories) 
         provider="wheels",
         pinned=True,
     )
+
+
+def redistributed_toolkit(need: Need, directories: Directories) -> Toolkit:
+    """Describe the toolkit that NVIDIA's pinned archives and the build lock's wheels make; nothing is fetched by this.
+
+    Raises ToolkitError where the recipe has no such archives.
+    """
+    pinned = need.recipe.redistributable
+    if pinned is None:
+        raise ToolkitError(f"toolkit {need.recipe.name} has no [redistributable]", advice=f"See {need.recipe.file}.")
+    digest = hashlib.sha256(f"{pinned.digest} {completing_lock(need).digest}\n".encode()).hexdigest()
+    return Toolkit(
+        root=directories.toolkits / digest / "files",
+        cuda=".".join(pinned.nvcc.split(".")[:2]),
+        nvcc_version=pinned.nvcc,
+        digest=digest,
+        provider="redistributable",
+        pinned=True,
+    )
+
+
+def completing_lock(need: Need) -> Lock:
+    """Give the part of the build lock that completes NVIDIA's archives; RecipeError names all that it lacks."""
+    names = need.recipe.redistributable.from_build_lock if need.recipe.redistributable else ()
+    if missing := [name for name in names if name not in need.build_lock.pins]:
+        raise RecipeError(
+            f"the build lock {need.build_lock.file} lacks: {', '.join(missing)}",
+            file=need.recipe.file,
+            key="redistributable.from-build-lock",
+            advice=f"Correct the list, or lock again: `wheelmill lock {need.stack.name}`.",
+        )
+    return subset(need.build_lock, [need.build_lock.pins[name] for name in names])
+
+
+def fetched_toolkit(need: Need, directories: Directories) -> Toolkit | None:
+    """Give the toolkit of NVIDIA's archives where it is fetched already."""
+    if need.recipe.redistributable is None:
+        return None
+    toolkit = redistributed_toolkit(need, directories)
+    return toolkit if toolkit.root.is_dir() else None
 
 
 def hosted(found: FoundToolkit, directories: Directories, *, provider: Provider) -> Toolkit:
@@ -342,27 +388,35 @@ def given_toolkit(text: str, origin: str, need: Need, machine: Machine) -> Toolk
         f"  driver   {machine.driver or 'none on this machine'}",
         *(f"  also     {problem}" for problem in found.problems[1:]),
     ]
-    raise ToolkitError("\n".join(lines), advice=would_fit(origin, need, others))
+    raise ToolkitError("\n".join(lines), advice=would_fit(origin, need, others, machine.directories))
 
 
-def would_fit(origin: str, need: Need, others: Iterable[FoundToolkit]) -> str:
+def would_fit(origin: str, need: Need, others: Iterable[FoundToolkit], directories: Directories) -> str:
     """Say what to type where the given toolkit does not serve."""
     if fitting := first_fit(others, need):
         return f"`--cuda-home {fitting.root}` would fit (CUDA {fitting.cuda})."
+    without = "Leave --cuda-home out" if origin == "--cuda-home" else f"Run `unset {origin}`"
     if need.lock is not None:
-        without = "Leave --cuda-home out" if origin == "--cuda-home" else f"Run `unset {origin}`"
         return f"{without}: the pinned toolkit for CUDA {need.recipe.cuda} comes from wheels."
+    if fetched_toolkit(need, directories) is not None:
+        return f"{without}: the pinned toolkit for CUDA {need.recipe.cuda} is fetched already."
     return f"No toolkit on this machine would fit. {ways_on(need)}"
 
 
 def ways_on(need: Need) -> str:
     """List the ways to a toolkit that fits."""
     ways = ["`--cuda-home DIR` names one elsewhere"]
-    if need.recipe.needs_license:
-        ways.append(f"`wheelmill fetch {need.recipe.name} --accept-license` gets NVIDIA's")
+    if need.recipe.redistributable is not None:
+        ways.append(f"`{fetch_command(need.recipe, need.stack)}` gets NVIDIA's")
     if need.lock is None:
         ways.append("`--stack cu130` takes its toolkit from wheels")
     return "Ways on: " + "; ".join(ways) + "."
+
+
+def fetch_command(recipe: ToolkitRecipe, stack: Stack) -> str:
+    """Spell the command that gets NVIDIA's archives; the stack decides which wheels complete them."""
+    option = "" if stack.name == DEFAULT_STACK else f" --stack {stack.name}"
+    return f"wheelmill fetch {recipe.name}{option} --accept-license"
 
 
 def none_fits(need: Need, found: Sequence[FoundToolkit], roots: Sequence[Path]) -> ToolkitError:

@@ -40,10 +40,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def need() -> Need:
     """Give what the shipped cu130 stack needs."""
     file, lock = RECIPES / "toolkits/cuda-13.0.toml", RECIPES / "toolkits/cuda-13.0.txt"
-    stack = RECIPES / "stacks/cu130.toml"
+    stack, build = RECIPES / "stacks/cu130.toml", RECIPES / "stacks/cu130.build.txt"
     return Need(
         recipe=parse_toolkit(tomllib.loads(file.read_text()), file=str(file)),
         lock=parse_lock(lock.read_text(), file=str(lock)),
+        build_lock=parse_lock(build.read_text(), file=str(build)),
         stack=parse_stack(tomllib.loads(stack.read_text()), file=str(stack)),
         archs=(Arch.parse("10.0"), Arch.parse("12.0")),
     )

@@ -49,7 +49,7 @@ cuda = "13.0"
 accepts = ["13.0"]
 headers = ["cusparse.h"]
 libraries = ["libcudart.so"]
-gcc-below = "16"
+gcc-below = 16
 
 [wheels]
 requirements = "cuda-13.0.txt"

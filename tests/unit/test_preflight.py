@@ -73,6 +73,7 @@ STACK = Stack(
     packages={},
     prebuilt={"torch": Prebuilt(name="torch", version="2.11.0", file="torch.whl", sha256="0" * 64)},
 )
+BUILD_LOCK = parse_lock(f"ninja==1.13.0 --hash=sha256:{'b' * 64}\n", file="cu130.build.txt")
 NEED = Need(
     recipe=ToolkitRecipe(
         name="cuda-13.0",
@@ -83,13 +84,14 @@ NEED = Need(
         libraries=(),
         gcc_below=16,
         wheels=WheelProvider(requirements="x", root="nvidia/cu13"),
+        redistributable=None,
         needs_license="",
     ),
     lock=parse_lock(f"nvidia-cuda-nvcc==13.0.88 --hash=sha256:{'a' * 64}\n", file="cuda-13.0.txt"),
+    build_lock=BUILD_LOCK,
     stack=STACK,
     archs=STACK.archs,
 )
-BUILD_LOCK = parse_lock(f"ninja==1.13.0 --hash=sha256:{'b' * 64}\n", file="cu130.build.txt")
 
 
 def situation_at(root: Path, space: dict[str, Space] | None = None, **versions: str) -> Situation:

@@ -24,7 +24,7 @@ from wheelmill.toolkit import (
     tree_digest,
     view_folder,
 )
-from wheelmill.toolkit_recipe import ToolkitRecipe, WheelProvider
+from wheelmill.toolkit_recipe import Component, Redistributable, ToolkitRecipe, WheelProvider
 
 CODES = "sm_75\nsm_80\nsm_90\nsm_100\nsm_120\ncompute_75\ncompute_100\n"
 
@@ -112,7 +112,18 @@ RECIPE = ToolkitRecipe(
     libraries=("cudart",),
     gcc_below=15,
     wheels=None,
+    redistributable=Redistributable(
+        base_url="https://cuda.invalid/redist/",
+        release="12.8.2",
+        license_url="https://cuda.invalid/eula/",
+        from_build_lock=("nvidia-cublas-cu12",),
+        components=(Component(name="cuda_nvcc", version="12.8.93", path="n/n.tar.xz", sha256="c" * 64, size=1),),
+    ),
     needs_license="NVIDIA's",
+)
+BUILD_LOCK: Lock = parse_lock(
+    f"ninja==1.13.0 --hash=sha256:{'b' * 64}\nnvidia-cublas-cu12==12.8.4.1 --hash=sha256:{'d' * 64}\n",
+    file="cu128.build.txt",
 )
 STACK = Stack(
     name="cu128",
@@ -131,11 +142,14 @@ STACK = Stack(
     packages={},
     prebuilt={"torch": Prebuilt(name="torch", version="2.9.1", file="torch.whl", sha256="0" * 64)},
 )
-NEED = Need(recipe=RECIPE, lock=None, stack=STACK, archs=STACK.archs)
+NEED = Need(recipe=RECIPE, lock=None, build_lock=BUILD_LOCK, stack=STACK, archs=STACK.archs)
 LOCK: Lock = parse_lock(f"nvidia-cuda-nvcc==13.0.88 --hash=sha256:{'a' * 64}\n", file="cuda-13.0.txt")
 WHEELS = Need(
-    recipe=replace(RECIPE, accepts=("13.0",), wheels=WheelProvider(requirements="x", root="nvidia/cu13")),
+    recipe=replace(
+        RECIPE, accepts=("13.0",), wheels=WheelProvider(requirements="x", root="nvidia/cu13"), redistributable=None
+    ),
     lock=LOCK,
+    build_lock=BUILD_LOCK,
     stack=STACK,
     archs=STACK.archs,
 )
