@@ -6,12 +6,10 @@ import sys
 from types import FrameType
 from typing import Never
 
-from .errors import InterruptedBuildError
-
 
 def stop(number: int, _frame: FrameType | None) -> Never:
-    """Turn SIGTERM into the same orderly end as Ctrl-C."""
-    raise InterruptedBuildError(f"stopped by {signal.Signals(number).name}")
+    """Turn SIGTERM into the same orderly end as Ctrl-C: no `except Exception` on the way can swallow it."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def main() -> Never:
@@ -21,7 +19,7 @@ def main() -> Never:
         from .cli import main as run  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
 
         status = run(sys.argv[1:])
-    except (KeyboardInterrupt, InterruptedBuildError):
+    except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)  # noqa: T201 - the console may be what was interrupted
         status = 130
     except BrokenPipeError:

@@ -1,6 +1,7 @@
 """Build: from a patched tree to a wheel, by the package's own backend, every compile through the launcher."""
 
 import fcntl
+import re
 import shutil
 import tempfile
 import threading
@@ -153,10 +154,12 @@ def build_wheel(
             Governor(socket, place.records, equipment.grant.granted, on_event=progress.saw) as governor,
             progress.beating(),
         ):
+            said_before = place.log.stat().st_size if place.log.exists() else 0
             try:
                 path = run_backend(tree, place, equipment.environment, variables, runner)
-            except (CommandFailedError, pypa_build.BuildException) as error:
-                raise explained(error, recorded(place.records)[before:], place) from error
+            except (pypa_build.BuildBackendException, pypa_build.BuildException) as error:
+                evidence = first_errors(place.log, said_before)
+                raise explained(error, recorded(place.records)[before:], evidence, place) from error
         summary = governor.summary()
     return BuiltWheel(path=path, compiles=summary, records=recorded(place.records)[before:])
 
@@ -246,8 +249,31 @@ def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
     log.write(f"{message}\n")
 
 
-def explained(error: Exception, records: Sequence[CompileRecord], place: Workplace) -> WheelmillError:
-    """Turn a failed backend into its cause: the first compile that failed, else what was said last."""
+ERROR_LINE = re.compile(r"\berror\s*:|\bError:|fatal error|undefined reference|^Killed$")
+EVIDENCE_LINES = 6
+
+
+def first_errors(log: Path, offset: int) -> tuple[str, ...]:
+    """Give the first lines of a log, from an offset on, that speak of an error: the first is the cause."""
+    found: list[str] = []
+    with log.open("rb") as stream:
+        stream.seek(offset)
+        for raw in stream:
+            line = raw.decode("utf-8", "replace").rstrip()
+            if ERROR_LINE.search(line):
+                found.append(line)
+                if len(found) == EVIDENCE_LINES:
+                    break
+    return tuple(found)
+
+
+def explained(
+    error: Exception, records: Sequence[CompileRecord], evidence: Sequence[str], place: Workplace
+) -> WheelmillError:
+    """Turn a failed backend into its cause: the first compile that failed, and the first errors in the log."""
+    cause = getattr(error, "exception", error)  # the frontend wraps what our runner raised
+    if isinstance(cause, WheelmillError) and not isinstance(cause, CommandFailedError):
+        return cause
     failed = [record for record in records if record.exit != 0]
     if failed:
         first = failed[0]
@@ -258,9 +284,9 @@ def explained(error: Exception, records: Sequence[CompileRecord], place: Workpla
         if len(failed) > 1:
             lines.append(f"  {len(failed) - 1} more compiles failed or were stopped with it")
     else:
-        lines = [f"the package's build backend failed: {str(error).splitlines()[0]}"]
-    if isinstance(error, CommandFailedError):
-        lines += [f"  | {line[:300]}" for line in error.tail[-10:]]
+        lines = [f"the package's build backend failed: {str(cause).splitlines()[0][:300]}"]
+    said = evidence or (cause.tail[-EVIDENCE_LINES:] if isinstance(cause, CommandFailedError) else ())
+    lines += [f"  | {line[:300]}" for line in said]
     found = BuildFailedError(
         "\n".join([*lines, f"  log: {place.log}", f"  compiles: {place.records}"]),
         advice="Read the log above its first error; run the same command again to go on with the finished objects.",
