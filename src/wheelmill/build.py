@@ -34,6 +34,8 @@ FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))
 may be threads") is always right, and the floor becomes what the code really needs (measured on causal-conv1d:
 manylinux_2_34 becomes 2_28)."""
 HEARTBEAT_SECONDS = 60.0
+VANISHED = -1
+"""The exit status in the record of a compile whose launcher was killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,7 +317,9 @@ class Progress:
         self.done += 1
         took = f"{spell_seconds(record.wall_s)}, {gib(record.peak_rss_bytes)}"
         how = {"hit": "from the object cache", "link": f"linked, {took}"}.get(record.cache, took)
-        if record.exit:
+        if record.exit == VANISHED:
+            how = "stopped"
+        elif record.exit:
             how = f"FAILED with status {record.exit}, {took}"
         self.say(f"[{self.done}] {record.tool} {record.source or record.output}: {how}")
 
