@@ -237,7 +237,7 @@ def require_license(toolkit: ToolkitRecipe, stack: Stack, *, accepted: bool) -> 
     """Refuse to fetch what only comes with a licence that the user has not accepted; UsageError names it."""
     if toolkit.redistributable is not None and toolkit.wheels is None and not accepted:
         raise UsageError(
-            f"{toolkit.name} comes from NVIDIA under the {toolkit.needs_license}, and it is yours to accept",
+            f"{toolkit.name} comes under a licence that only you can accept: {toolkit.needs_license}",
             advice=f"Read {toolkit.redistributable.license_url}, then `{fetch_command(toolkit, stack)}`.",
         )
 

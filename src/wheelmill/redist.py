@@ -128,7 +128,7 @@ class Meter:
         with self.lock:
             if tenth > self.told[file]:
                 self.told[file] = tenth
-                self.report.note(f"{file}: {done / 1e6:.1f} of {size / 1e6:.1f} MB")
+                self.report.note(f"{file}: {done / 1e6:.2f} of {size / 1e6:.2f} MB")
 
 
 def require_reach(components: Sequence[Component], origin: Origin, *, offline: bool, command: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from ._validate import Field, Table, integer, relative_path, relative_paths, sha256, string, strings
+from .errors import RecipeError
 
 COMPILER = "cuda_nvcc"
 """NVIDIA's name for the component that holds nvcc."""
@@ -142,7 +143,11 @@ def parse_redistributable(table: Table) -> Redistributable:
 def parse_component(name: str, table: Table) -> Component:
     """Read one archive; its name becomes a file's name."""
     if not re.fullmatch(r"[a-z0-9_]+", name):
-        raise table.error("", "is not the name of a component of NVIDIA's: lower-case letters, digits, '_'")
+        raise RecipeError(
+            "is not the name of a component of NVIDIA's: lower-case letters, digits, '_'",
+            file=table.file,
+            key=table.path,
+        )
     with table:
         return Component(
             name=name,

@@ -20,6 +20,7 @@ from wheelmill.toolkit import (
     choose,
     driver_version,
     make_view,
+    redistributed_toolkit,
     survey,
     tree_digest,
     view_folder,
@@ -268,6 +269,39 @@ def test_the_recipe_orders_what_the_machine_has(world: World) -> None:
     chosen = choose(NEED, world.machine(), given=None)
 
     assert (chosen.root, chosen.provider, chosen.pinned) == (right, "host", False)
+
+
+def test_fetched_archives_go_before_the_machine(world: World) -> None:
+    """NVIDIA's archives count once they are fetched; what is given still comes first."""
+    host = world.toolkit("usr/local/cuda-12.8")
+    assert choose(NEED, world.machine(), given=None).root == host
+    pinned = redistributed_toolkit(NEED, world.machine().directories)
+    pinned.root.mkdir(parents=True)
+
+    assert choose(NEED, world.machine(), given=None) == pinned
+    assert (pinned.provider, pinned.pinned, pinned.cuda, pinned.nvcc_version) == (
+        *("redistributable", True, "12.8", "12.8.93"),
+    )
+    assert choose(NEED, world.machine(), given=str(host)).provider == "given"
+
+
+def test_a_misfit_may_be_left_out_for_fetched_archives(world: World) -> None:
+    """Where the pinned toolkit is fetched already, the advice is not to name one."""
+    wrong = world.toolkit("elsewhere/cuda-13.1", "13.1.80")
+    redistributed_toolkit(NEED, world.machine().directories).root.mkdir(parents=True)
+
+    assert refusal(NEED, world.machine(), str(wrong)).advice == (
+        "Leave --cuda-home out: the pinned toolkit for CUDA 12.8 is fetched already."
+    )
+
+
+def test_the_ways_on_name_the_stack(world: World) -> None:
+    """The wheels that complete the archives are the stack's, so the command names one that is not the default."""
+    need = replace(NEED, stack=replace(STACK, name="cu128-next"))
+
+    assert (
+        "`wheelmill fetch cuda-12.8 --stack cu128-next --accept-license` gets" in refusal(need, world.machine()).advice
+    )
 
 
 def test_without_any_the_error_lists_all(world: World) -> None:
