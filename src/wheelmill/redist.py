@@ -6,8 +6,9 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
@@ -19,7 +20,17 @@ from ._uv import Uv
 from .errors import FetchError, HashMismatchError, ToolkitError
 from .fetch import Http, IndexSettings, UnreachableError, Wire, as_location, logins, redact, session, take
 from .store import Store, out_of_space
-from .toolkit import Machine, Need, Toolkit, completing_lock, examine, fetch_command, give_way, redistributed_toolkit
+from .toolkit import (
+    Machine,
+    Need,
+    Toolkit,
+    archives_of,
+    completing_lock,
+    examine,
+    fetch_command,
+    give_way,
+    redistributed_toolkit,
+)
 from .toolkit_recipe import Component, Redistributable
 
 VARIABLE = "WHEELMILL_CUDA_REDIST"
@@ -61,32 +72,40 @@ def provide(need: Need, machine: Machine, *, uv: Uv, python: Path, report: Repor
     The licence is accepted before. Raises FetchError, HashMismatchError, ResourcesError, or ToolkitError where the
     recipe has no archives or what they make does not serve the stack.
     """
-    toolkit, pinned = redistributed_toolkit(need, machine.directories), need.recipe.redistributable
-    if pinned is None or toolkit.root.is_dir():
-        report.note(f"is here: {toolkit.root}")
-        return toolkit
-    origin = Origin(
-        base=base_url(pinned, machine.env),
-        store=Store(root=machine.directories.store, warn=report.warn),
-        http=http,
-        recipe=need.recipe.file,
-    )
-    require_reach(pinned.components, origin, offline=uv.offline, command=fetch_command(need.recipe, need.stack))
-    archives = fetch_archives(pinned.components, origin, report)
-    home = toolkit.root.parent
-    home.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=home, prefix="partial-"))
-    try:
-        with out_of_space(home):
-            merge_archives(archives, partial, origin, report)
-            merge_wheels(need, partial, uv=uv, python=python, log=home / "install.log", report=report)
-            require_fit(need, partial / "files", machine)
-            give_way(partial / "licenses", home / "licenses")
-            give_way(partial / "files", toolkit.root)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    report.note(f"CUDA {toolkit.cuda} (nvcc {toolkit.nvcc_version}): {toolkit.root}; licences: {home / 'licenses'}")
+    toolkit, pinned = redistributed_toolkit(need, machine.directories), archives_of(need.recipe)
+    store = Store(root=machine.directories.store, warn=report.warn)
+    origin = Origin(base=base_url(pinned, machine.env), store=store, http=http, recipe=need.recipe.file)
+    with store.locked(toolkit.digest):  # of two that come at once the second waits, and finds what the first made
+        if not toolkit.root.is_dir():
+            command = fetch_command(need.recipe, need.stack)
+            require_reach(pinned.components, origin, offline=uv.offline, command=command)
+            archives = fetch_archives(pinned.components, origin, report)
+            with workplace(toolkit.root.parent) as partial:
+                merge_archives(archives, partial, origin, report)
+                merge_wheels(need, partial, uv=uv, python=python, report=report)
+                require_fit(need, partial / "files", machine)
+                give_way(partial / "licenses", toolkit.root.parent / "licenses")
+                give_way(partial / "files", toolkit.root)
+    report.note(f"CUDA {toolkit.cuda} (nvcc {toolkit.nvcc_version}): {toolkit.root}")
+    report.note(f"licences: {toolkit.root.parent / 'licenses'}")
     return toolkit
+
+
+@contextmanager
+def workplace(home: Path) -> Iterator[Path]:
+    """Give a folder to make a toolkit in, gone afterwards; what a killed run left is cleared away first.
+
+    Call it under the toolkit's lock. Raises DiskFullError.
+    """
+    with out_of_space(home):
+        home.mkdir(parents=True, exist_ok=True)
+        for left in home.glob("partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(dir=home, prefix="partial-"))
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def base_url(pinned: Redistributable, env: Mapping[str, str]) -> str:
@@ -221,7 +240,7 @@ def unpacked(archive: Path, into: Path) -> Path:
             raise ValueError(f"it has {listed} at its top, where one folder is wanted")
 
 
-def merge_wheels(need: Need, partial: Path, *, uv: Uv, python: Path, log: Path, report: Reporter) -> None:
+def merge_wheels(need: Need, partial: Path, *, uv: Uv, python: Path, report: Reporter) -> None:
     """Install the wheels of the build lock that complete the archives, and merge their `nvidia/NAME` folders.
 
     Raises HashMismatchError, FetchError or ResourcesError.
@@ -231,7 +250,7 @@ def merge_wheels(need: Need, partial: Path, *, uv: Uv, python: Path, log: Path, 
         return
     report.note(f"{len(lock.pins)} wheels of {lock.file}")
     into = ("--python", str(python), "--target", str(site))
-    uv.install(lock, file=partial / "lock.txt", into=into, site=site, log=log)
+    uv.install(lock, file=partial / "lock.txt", into=into, site=site, log=partial.parent / "install.log")
     for info in sorted(site.glob("*.dist-info")):
         project = canonicalize_name(info.name.split("-", 1)[0])
         keep_licenses(info, project, partial / "licenses")

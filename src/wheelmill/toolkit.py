@@ -20,7 +20,7 @@ from .errors import CommandFailedError, EnvironmentUnfitError, RecipeError, Tool
 from .lock import Lock, subset
 from .runtime import Directories
 from .stack import Stack
-from .toolkit_recipe import ToolkitRecipe
+from .toolkit_recipe import Redistributable, ToolkitRecipe
 
 Provider = Literal["given", "wheels", "redistributable", "host"]
 
@@ -325,11 +325,9 @@ def wheels_toolkit(recipe: ToolkitRecipe, lock: Lock, directories: Directories) 
 def redistributed_toolkit(need: Need, directories: Directories) -> Toolkit:
     """Describe the toolkit that NVIDIA's pinned archives and the build lock's wheels make; nothing is fetched by this.
 
-    Raises ToolkitError where the recipe has no such archives.
+    Raises ToolkitError where the recipe has no such archives, RecipeError where the lock lacks a wheel.
     """
-    pinned = need.recipe.redistributable
-    if pinned is None:
-        raise ToolkitError(f"toolkit {need.recipe.name} has no [redistributable]", advice=f"See {need.recipe.file}.")
+    pinned = archives_of(need.recipe)
     digest = hashlib.sha256(f"{pinned.digest} {completing_lock(need).digest}\n".encode()).hexdigest()
     return Toolkit(
         root=directories.toolkits / digest / "files",
@@ -341,9 +339,16 @@ def redistributed_toolkit(need: Need, directories: Directories) -> Toolkit:
     )
 
 
+def archives_of(recipe: ToolkitRecipe) -> Redistributable:
+    """Give the archives that a recipe pins; ToolkitError where it pins none."""
+    if recipe.redistributable is None:
+        raise ToolkitError(f"toolkit {recipe.name} has no [redistributable]", advice=f"See {recipe.file}.")
+    return recipe.redistributable
+
+
 def completing_lock(need: Need) -> Lock:
     """Give the part of the build lock that completes NVIDIA's archives; RecipeError names all that it lacks."""
-    names = need.recipe.redistributable.from_build_lock if need.recipe.redistributable else ()
+    names = archives_of(need.recipe).from_build_lock
     if missing := [name for name in names if name not in need.build_lock.pins]:
         raise RecipeError(
             f"the build lock {need.build_lock.file} lacks: {', '.join(missing)}",
