@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from . import __version__, redist
 from ._console import Console, make_console, result
@@ -61,9 +62,9 @@ class Options(argparse.Namespace):
     max_jobs: str | None
     memory: str | None
     cpus: str | None
-    check: bool
-    into: Path
-    accept_license: bool
+    check: bool = False
+    into: Path = Path("venv")
+    accept_license: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,7 +409,15 @@ class Command:
     run: Callable[[Session], int]
     names: str = ""
     notes: str = ""
+    options: tuple[str, ...] = ()
 
+
+OWN_OPTIONS: dict[str, dict[str, Any]] = {
+    "--check": {"action": "store_true", "help": "only look whether the locks are current, offline"},
+    "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
+    "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
+}
+"""What one command alone understands."""
 
 COMMANDS: dict[str, Command] = {
     "plan": Command(
@@ -429,6 +438,7 @@ COMMANDS: dict[str, Command] = {
         help="resolve and hash a stack's requirements (--check: offline, are the locks current)",
         examples="wheelmill lock cu130\nwheelmill lock cu130 --check",
         run=run_lock,
+        options=("--check",),
         names="STACK",
     ),
     "fetch": Command(
@@ -439,6 +449,7 @@ COMMANDS: dict[str, Command] = {
         "sha256, once you accept their licence; stack cu128 then takes it before any toolkit of the machine.\n"
         f"For a mirror of the archives, or a folder with the same paths, set {redist.VARIABLE}=URL.",
         run=run_fetch,
+        options=("--accept-license",),
         names="NAME",
     ),
     "build": Command(
@@ -465,6 +476,7 @@ COMMANDS: dict[str, Command] = {
         help="the stack's wheels from the wheelhouse into an environment, offline, with hashes",
         examples="wheelmill install --stack cu130 --into ./serve",
         run=run_install,
+        options=("--into",),
     ),
     "build-stack": Command(help="(a later release)", examples="wheelmill build NAME", run=run_later),
     "release": Command(help="(a later release)", examples="wheelmill index", run=run_later),
@@ -492,6 +504,8 @@ def make_parser() -> argparse.ArgumentParser:
         else:
             sub.set_defaults(names=[])
         add_common(sub)
+        for option in command.options:
+            sub.add_argument(option, default=getattr(Options, option[2:].replace("-", "_")), **OWN_OPTIONS[option])
     return parser
 
 
@@ -512,9 +526,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--cpus", metavar="N", help="use no more than this many cores")
     add("--json", action="store_true", help="one JSON document on stdout, also on failure")
     add("--quiet", action="store_true", help="no talk on stderr, but for a failure's report")
-    add("--check", action="store_true", help="(lock) only check, offline")
-    add("--into", type=Path, default=Path("venv"), metavar="DIR", help="(install) the environment to make or use")
-    add("--accept-license", action="store_true", help="(fetch) accept the licence of a toolkit")
 
 
 def main(argv: Sequence[str]) -> int:
