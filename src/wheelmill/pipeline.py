@@ -17,7 +17,7 @@ from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied
 from .catalog import Catalog
 from .derivation import Derivation, Selection, instantiate
 from .environment import BuildEnvironment, create, demand
-from .errors import CommandFailedError, InterruptedBuildError, ToolkitError, VerifyError, WheelmillError
+from .errors import CommandFailedError, InterruptedBuildError, ResourcesError, ToolkitError, VerifyError, WheelmillError
 from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
 from .governor import CompileSummary
 from .index import write_index
@@ -50,6 +50,8 @@ class Bounds:
     max_jobs: int | None = None
     memory: int | None = None
     cpus: int | None = None
+    nvcc_threads: int | None = None
+    """No cap: what the user would have set; only plans speak of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +104,27 @@ class Tools:
 
     def limits(self) -> Limits:
         """Read what this process may use now, within the user's caps."""
-        found = read_limits(affinity=frozenset(os.sched_getaffinity(0)))
+        found = self.here()
         memory = self.bounds.memory
         return replace(
             found,
             cpus=min(found.cpus, self.bounds.cpus or found.cpus),
             memory_bytes=min(found.memory_bytes, memory or found.memory_bytes),
             available_bytes=min(found.available_bytes, memory or found.available_bytes),
+        )
+
+    def here(self) -> Limits:
+        """Read what this process may use now."""
+        return read_limits(affinity=frozenset(os.sched_getaffinity(0)))
+
+    def elsewhere(self) -> Limits:
+        """Give the limits of the machine that --cpus and --memory describe: all of it free."""
+        found, bounds = self.here(), self.bounds
+        return replace(
+            found,
+            cpus=bounds.cpus or found.cpus,
+            memory_bytes=bounds.memory or found.memory_bytes,
+            available_bytes=bounds.memory or found.available_bytes,
         )
 
 
@@ -212,6 +228,12 @@ def grant_for(derivation: Derivation, limits: Limits, bounds: Bounds) -> Grant:
         memory_per_compile=figures.memory_per_compile,
         units=figures.units,
     )
+
+
+def refused(derivation: Derivation, bounds: Bounds, reason: str) -> Grant:
+    """Describe a build of which not even one compile fits."""
+    memory = (derivation.variant or derivation.release).resources.memory_per_compile
+    return Grant(requested=bounds.max_jobs, granted=0, limited_by="memory", reason=reason, memory_per_compile=memory)
 
 
 def fetch_input(derivation: Derivation, tools: Tools) -> FetchedSource | FetchedTree:
@@ -521,7 +543,7 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
     stack = derivations[0].stack
     problems: dict[str, str] = {}
     items = []
-    limits = tools.limits()
+    limits = tools.elsewhere()
     for derivation in derivations:
         try:
             chosen = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
@@ -531,14 +553,20 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
                 raise
             toolkit = None
             problems[str(error)] = error.advice
+        try:
+            granted = grant_for(derivation, limits, tools.bounds)
+        except ResourcesError as error:
+            granted = refused(derivation, tools.bounds, str(error))
+            problems[str(error)] = error.advice
         entry = house.find(derivation.drv)
         items.append(
             Planned(
                 derivation=derivation,
                 state="built" if entry else "build",
                 wheel=entry.wheel.name if entry else derivation.wheel_name,
-                grant=grant_for(derivation, limits, tools.bounds),
+                grant=granted,
                 toolkit=toolkit,
+                nvcc_threads=tools.bounds.nvcc_threads,
             )
         )
     return Plan(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .arch import served
 from .derivation import Derivation
+from .knobs import Effective, effective
 from .resources import Grant, gib
 from .stack import Prebuilt, Stack
 
@@ -27,6 +28,8 @@ class Planned:
     wheel: str
     grant: Grant
     toolkit: ToolkitSummary | None
+    nvcc_threads: int | None = None
+    """The user's NVCC_THREADS: it does not reach the build, but the plan says what it would have meant."""
 
     @property
     def units(self) -> int:
@@ -42,7 +45,22 @@ class Planned:
     @property
     def ideal_seconds(self) -> int:
         """CPU seconds over the jobs granted: no schedule can be shorter. 0 where no figure was measured."""
-        return self.resources.cpu_seconds // self.grant.granted
+        return self.resources.cpu_seconds // max(1, self.grant.granted)
+
+    @property
+    def effective(self) -> Effective:
+        """What the package makes of the jobs and threads that it is given."""
+        drv = self.derivation
+        threads = drv.release.nvcc_threads
+        return effective(drv.name, drv.version, max_jobs=self.grant.granted, nvcc_threads=threads)
+
+    @property
+    def by_itself(self) -> Effective | None:
+        """What the package alone would make of the MAX_JOBS and NVCC_THREADS asked for, where both are."""
+        jobs, threads, drv = self.grant.requested, self.nvcc_threads, self.derivation
+        if jobs is None or threads is None:
+            return None
+        return effective(drv.name, drv.version, max_jobs=jobs, nvcc_threads=threads)
 
     @property
     def advisories(self) -> tuple[str, ...]:
@@ -73,6 +91,10 @@ class Planned:
                 "limited_by": self.grant.limited_by,
                 "reason": self.grant.reason,
             },
+            "effective": {
+                **self.effective.to_json(),
+                "by_itself": self.by_itself.to_json() if self.by_itself else None,
+            },
             "peak_memory_bytes": self.grant.granted * self.grant.memory_per_compile,
             "ideal_seconds": self.ideal_seconds,
             "advisories": list(self.advisories),
@@ -89,6 +111,12 @@ class Planned:
             f"  for {code} ({', '.join(gpus[:4]) or 'no GPU in the table'}), {toolkit}",
             f"  {self.units} translation units of up to {unit}; jobs: {self.grant.reason}",
         ]
+        if own := self.by_itself:
+            lines.append(
+                f"  {drv.name} by itself would make {own.jobs} compiles of {own.threads_per_job} threads of "
+                f"MAX_JOBS={self.grant.requested} NVCC_THREADS={self.nvcc_threads}, {own.threads} in all; "
+                f"here it runs {self.effective.jobs} of {self.effective.threads_per_job}"
+            )
         if self.ideal_seconds and self.state == "build":
             lines.append(f"  ideal time {spell_seconds(self.ideal_seconds)} on {self.grant.granted} at once")
         lines += [f"  note: {text}" for text in self.advisories]
@@ -139,6 +167,7 @@ def prebuilt_json(member: Prebuilt, stack: Stack) -> dict[str, object]:
         "toolkit": {"cuda": stack.cuda, "nvcc": None, "provider": "published"},
         "translation_units": 0,
         "jobs": {"requested": None, "granted": 0, "limited_by": "units", "reason": "taken as published"},
+        "effective": {"jobs": 0, "threads_per_job": 0, "threads": 0, "by_itself": None},
         "peak_memory_bytes": 0,
         "ideal_seconds": 0,
         "advisories": [],

@@ -144,7 +144,7 @@ def names(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
         wheel.path.name,
         problems,
         fine=f"file name, WHEEL and METADATA agree on {wheel.version}",
-        advice="Run `wheelmill repair` on it, or build it again.",
+        advice="Build it again: a renamed or edited wheel cannot be trusted.",
     )
 
 
@@ -170,7 +170,7 @@ def platform(wheel: WheelFile) -> Iterator[Finding]:
         wheel.path.name,
         problems,
         fine=f"one platform tag, {platforms[0] if platforms else '-'}",
-        advice="An unrepaired wheel outranks every repaired one at install time; run `wheelmill repair`.",
+        advice="Installers prefer an unrepaired wheel to a repaired one; build it with `wheelmill build`, which repairs.",
     )
 
 

@@ -116,7 +116,7 @@ def check_name(name: str) -> None:
     if any(tag.platform.startswith("linux_") for tag in tags):
         raise VerifyError(
             f"{name} cannot enter a wheelhouse: it is not repaired (installers would rank linux_* above manylinux)",
-            advice="Run `wheelmill repair` on it first.",
+            advice="Build it with `wheelmill build`, which repairs it.",
         )
 
 

@@ -1,0 +1,45 @@
+"""gc frees what no build holds."""
+
+import fcntl
+from pathlib import Path
+
+from wheelmill.gc import collect
+from wheelmill.runtime import Directories
+
+
+def cache(tmp_path: Path) -> Directories:
+    directories = Directories(cache=tmp_path, wheelhouse=tmp_path / "wheelhouse")
+    for folder in (directories.builds / "a", directories.builds / "b", directories.environments / "x"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"12345")
+    return directories
+
+
+def test_leftovers_go_and_environments_stay(tmp_path: Path) -> None:
+    """Without --all only the workplaces of failed builds are removed, and their sizes told."""
+    directories = cache(tmp_path)
+    freed = list(collect(directories, everything=False))
+    assert [(each.path.name, each.size) for each in freed] == [("a", 5), ("b", 5)]
+    assert not (directories.builds / "a").exists()
+    assert (directories.environments / "x" / "file").exists()
+
+
+def test_everything_means_all_that_can_be_made_again(tmp_path: Path) -> None:
+    """With --all environments, toolkits, objects and fetched files go too."""
+    directories = cache(tmp_path)
+    assert [each.path.name for each in collect(directories, everything=True)] == ["a", "b", "environments"]
+
+
+def test_a_running_build_keeps_its_workplace_and_all_that_it_uses(tmp_path: Path) -> None:
+    """A held lock means that somebody builds there: environments and toolkits are in use."""
+    directories = cache(tmp_path)
+    with (directories.builds / "a" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [each.path.name for each in collect(directories, everything=True)] == ["b"]
+    assert (directories.builds / "a" / "file").exists()
+    assert (directories.environments / "x" / "file").exists()
+
+
+def test_no_cache_is_no_error(tmp_path: Path) -> None:
+    """Where nothing was built there is nothing to free."""
+    assert list(collect(Directories(cache=tmp_path / "none", wheelhouse=tmp_path), everything=True)) == []
