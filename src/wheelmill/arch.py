@@ -161,6 +161,20 @@ def code_runs_on(code: Arch, capability: Arch) -> bool:
     return code.major == capability.major and made <= runs
 
 
+def why_not(code: Arch, capability: Arch) -> str:
+    """Say which rule keeps code from running on a GPU of this capability; empty where it runs."""
+    if code_runs_on(code, capability):
+        return ""
+    name = code.compute if code.ptx else code.sm
+    if code.suffix == "a":
+        return f"{name} code runs on {code.major}.{code.minor} alone"
+    if code.suffix == "f":
+        return f"{name} code runs in its family, {code.major}.{code.minor} to {code.major}.9"
+    if code.ptx:
+        return f"{name} is compiled by the driver for {code.major}.{code.minor} and newer"
+    return f"{name} code runs on {code.major}.{code.minor} to {code.major}.9"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
     """A GPU by its marketing name."""
@@ -185,3 +199,22 @@ def served(archs: Iterable[Arch]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     code = tuple(archs)
     runs = {gpu.name: any(code_runs_on(arch, gpu.capability) for arch in code) for gpu in gpus()}
     return tuple(name for name in runs if runs[name]), tuple(name for name in runs if not runs[name])
+
+
+def gpu_named(text: str) -> Gpu:
+    """Find the GPU that a name means, as people, NVML or `nvidia-smi` write it, or a capability such as `12.0`.
+
+    Raises ValueError, with what may have been meant, for a name that is none or that means several.
+    """
+    words = text.strip().lower()
+    if DOTTED.fullmatch(words) or CODE.fullmatch(words):
+        capability = Arch.parse(words)
+        return Gpu(
+            name=f"a GPU of capability {capability.dotted}", capability=replace(capability, suffix="", ptx=False)
+        )
+    if code := CODENAMES.get(words):
+        raise ValueError(f"{text!r} is a line of GPUs, not one; did you mean {code}?")
+    inside = [gpu for gpu in gpus() if re.search(rf"\b{re.escape(gpu.name.lower().split(' (')[0])}\b", words)]
+    if found := max(inside, key=lambda gpu: len(gpu.name), default=gpu_called(words)):
+        return found
+    raise ValueError(f"{text!r} is no GPU that is known; give its compute capability instead, such as '12.0'")

@@ -1,7 +1,7 @@
 """The command line: options to values, commands to stages, outcomes to text or JSON and an exit status."""
 
 import argparse
-import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,21 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, redist
-from ._console import Console, make_console, result
+from ._console import Console, document, make_console, result
 from ._process import Runner, SystemRunner
 from ._validate import parse_size
-from .arch import Arch
+from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
 from .derivation import Selection, instantiate, parse_epoch
 from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, VerifyError, WheelmillError
+from .gc import collect
 from .index import write_index
 from .inspection import inspect_wheel
 from .install import install_stack
 from .installed import verify_stack
+from .lint import Request, lint
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
 from .preflight import Finding
 from .resolve import check, lock
-from .resources import capacity, parse_jobs
+from .resources import capacity, gib, parse_jobs
 from .runtime import Runtime, capture
 from .stack import Stack
 from .toolkit import fetch_command
@@ -63,8 +65,10 @@ class Options(argparse.Namespace):
     memory: str | None
     cpus: str | None
     check: bool = False
+    all: bool = False
     into: Path = Path("venv")
     accept_license: bool = False
+    gpu: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +122,14 @@ class Session:
                 archs=parse_archs(self.options.arch),
                 variant=self.options.variant,
                 source_date_epoch=None if epoch is None else parse_epoch(epoch, now=int(time.time())),
+                gpus=parse_gpus(self.options.gpu),
             )
             for name in names
         )
 
     def document(self, value: dict[str, object]) -> None:
         """Print the one JSON document."""
-        result(json.dumps(value, indent=2, ensure_ascii=False))
+        document(value)
 
 
 def bounds(options: Options, runtime: Runtime) -> Bounds:
@@ -139,7 +144,13 @@ def bounds(options: Options, runtime: Runtime) -> Bounds:
     except ValueError as error:
         raise UsageError(f"--memory: {error}") from None
     cpus = None if options.cpus is None else parse_jobs(options.cpus, source="--cpus")
-    return Bounds(max_jobs=jobs, memory=memory, cpus=cpus)
+    threads = runtime.env.get("NVCC_THREADS", "").strip()
+    return Bounds(
+        max_jobs=jobs,
+        memory=memory,
+        cpus=cpus,
+        nvcc_threads=int(threads) if re.fullmatch(r"[1-9][0-9]{0,3}", threads) else None,
+    )
 
 
 def parse_archs(texts: Sequence[str]) -> tuple[Arch, ...]:
@@ -149,6 +160,14 @@ def parse_archs(texts: Sequence[str]) -> tuple[Arch, ...]:
         return tuple(Arch.parse(word.strip()) for word in words)
     except ValueError as error:
         raise UsageError(f"--arch {error}") from None
+
+
+def parse_gpus(texts: Sequence[str] | None) -> tuple[Gpu, ...]:
+    """Read `--gpu "RTX PRO 6000 Blackwell"`, perhaps several; UsageError with what was probably meant."""
+    try:
+        return tuple(gpu_named(text) for text in texts or ())
+    except ValueError as error:
+        raise UsageError(f"--gpu {error}") from None
 
 
 # commands --------------------------------------------------------------------------------------------
@@ -266,6 +285,19 @@ def run_doctor(session: Session) -> int:
     return show_findings(session, survey_machine(session.catalog.stack(session.options.stack), session.tools))
 
 
+def run_lint(session: Session) -> int:
+    """Check recipes and the stack; 2 where one says something that cannot have the effect that was meant."""
+    options = session.options
+    request = Request(
+        catalog=session.catalog,
+        stack=session.catalog.stack(options.stack),
+        names=tuple(options.names),
+        archs=parse_archs(options.arch),
+        gpus=parse_gpus(options.gpu),
+    )
+    return 2 if show_findings(session, lint(request)) else 0
+
+
 def run_limits(session: Session) -> int:
     """Show effective cpus, memory and processes, and where each bound comes from."""
     limits = session.tools.limits()
@@ -301,10 +333,11 @@ def run_inspect(session: Session) -> int:
 
 def run_verify(session: Session) -> int:
     """Check wheels; every finding at once."""
-    documents, failed = [], []
+    documents: list[dict[str, Any]] = []
+    failed: list[VerifyError] = []
     for path in wheel_paths(session):
         try:
-            _, findings = inspect_and_judge(path, claimed(path))
+            findings = judged(path)
             documents.append({"wheel": path.name, "findings": [finding.to_json() for finding in findings]})
             for finding in findings:
                 session.console.note(f"{finding.status:5} {finding.id}: {finding.message}")
@@ -315,6 +348,26 @@ def run_verify(session: Session) -> int:
     if session.options.json:
         session.document({"schema": 1, "findings": [f for d in documents for f in d["findings"]], "wheels": documents})
     return failed[-1].exit_status if failed else 0
+
+
+def judged(path: Path) -> tuple[Finding, ...]:
+    """Check one wheel; one that cannot be read is a finding, too."""
+    try:
+        _, findings = inspect_and_judge(path, claimed(path))
+    except VerifyError as error:
+        return (Finding(id="readable", status="error", subject=path.name, message=str(error), advice=error.advice),)
+    return findings
+
+
+def run_gc(session: Session) -> int:
+    """Free space in the cache."""
+    freed = list(collect(session.runtime.directories, everything=session.options.all))
+    if session.options.json:
+        session.document({"schema": 1, "freed": [{"path": str(each.path), "size": each.size} for each in freed]})
+    for each in freed:
+        session.console.note(f"{each.path}: {gib(each.size)}")
+    session.console.note(f"freed {gib(sum(each.size for each in freed))}")
+    return 0
 
 
 def run_verify_stack(session: Session) -> int:
@@ -414,8 +467,14 @@ class Command:
 
 OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "--check": {"action": "store_true", "help": "only look whether the locks are current, offline"},
+    "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
     "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
+    "--gpu": {
+        "action": "append",
+        "metavar": "NAME",
+        "help": "a GPU that must be served, e.g. 'RTX PRO 6000 Blackwell'; archs that do not are refused",
+    },
 }
 """What one command alone understands."""
 
@@ -424,10 +483,18 @@ COMMANDS: dict[str, Command] = {
         help="what would be built, from what, with how many jobs and why; starts nothing",
         examples="wheelmill plan --stack cu130\nwheelmill plan flash-attn --cpus 128 --memory 288GiB --max-jobs 128",
         run=run_plan,
+        options=("--gpu",),
         names="NAME",
     ),
     "doctor": Command(
         help="this machine, each finding with advice", examples="wheelmill doctor --stack cu130", run=run_doctor
+    ),
+    "lint": Command(
+        help="recipes and the stack: what cannot have the effect that was meant",
+        examples="wheelmill lint\nwheelmill lint flash-attn --stack cu130 --gpu 'RTX PRO 6000 Blackwell'",
+        run=run_lint,
+        options=("--gpu",),
+        names="NAME",
     ),
     "limits": Command(
         help="effective cpus, memory and processes, and where each comes from",
@@ -458,6 +525,7 @@ COMMANDS: dict[str, Command] = {
         "wheelmill build flash-attn --stack cu130 --variant hdim128-bf16-inference\n"
         "wheelmill build causal-conv1d --stack cu130 --arch '10.0;12.0' --max-jobs 8",
         run=run_build,
+        options=("--gpu",),
         names="NAME",
     ),
     "inspect": Command(
@@ -477,6 +545,12 @@ COMMANDS: dict[str, Command] = {
         examples="wheelmill install --stack cu130 --into ./serve",
         run=run_install,
         options=("--into",),
+    ),
+    "gc": Command(
+        help="free space: the leftovers of builds that failed or were stopped (--all: the whole cache)",
+        examples="wheelmill gc\nwheelmill gc --all",
+        run=run_gc,
+        options=("--all",),
     ),
     "build-stack": Command(help="(a later release)", examples="wheelmill build NAME", run=run_later),
     "release": Command(help="(a later release)", examples="wheelmill index", run=run_later),

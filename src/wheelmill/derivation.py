@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ._validate import did_you_mean
-from .arch import Arch
+from .arch import Arch, Gpu, code_runs_on, why_not
 from .catalog import Catalog, Patch
 from .errors import RecipeError, UsageError
 from .lock import Lock
@@ -30,6 +30,8 @@ class Selection:
     variant: str = ""
     python: str = ""
     source_date_epoch: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that the wheel shall run on; they choose nothing, they are only held against the archs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +169,7 @@ def instantiate(catalog: Catalog, selection: Selection) -> Derivation:
     variant = choose_variant(recipe, release, selection.variant)
     archs = tuple(sorted(set(selection.archs or stack.archs)))
     check_archs(recipe, release, archs)
+    check_gpus(archs, selection.gpus)
     build_lock = catalog.build_lock(stack)
     check_lock(recipe, release, stack, build_lock)
     toolkit = catalog.toolkit(stack)
@@ -209,6 +212,27 @@ def check_archs(recipe: Recipe, release: Release, archs: tuple[Arch, ...]) -> No
                 f"{', '.join(supports)} and would drop anything else without a word",
                 advice=f"Choose among --arch {' '.join(supports)}.",
             )
+
+
+def check_gpus(archs: tuple[Arch, ...], gpus: tuple[Gpu, ...]) -> None:
+    """Refuse code that would not run on the GPU that was named; UsageError says the right `--arch`."""
+    for gpu in gpus:
+        if problem := unserved(archs, gpu):
+            raise UsageError(problem[0], advice=problem[1])
+
+
+def unserved(archs: tuple[Arch, ...], gpu: Gpu) -> tuple[str, str] | None:
+    """Say why a GPU cannot run any of the code, and what to ask for instead; None where it can."""
+    if any(code_runs_on(arch, gpu.capability) for arch in archs):
+        return None
+    needed = gpu.capability.dotted
+    reasons = "; ".join(why_not(arch, gpu.capability) for arch in archs)
+    both = ";".join([*(str(arch) for arch in archs), needed])
+    code, sm = " and ".join(arch.sm for arch in archs), gpu.capability.sm
+    return (
+        f"{code} code does not run on {gpu.name}, which is {sm} (compute capability {needed}): {reasons}",
+        f"Build for it: `--arch {needed}`, or for both: `--arch '{both}'`.",
+    )
 
 
 def check_lock(recipe: Recipe, release: Release, stack: Stack, lock: Lock) -> None:

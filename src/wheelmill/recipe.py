@@ -103,6 +103,18 @@ class Checks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Expects:
+    """What must be seen to reach the compilers; empty fields demand nothing, and none is part of the identity.
+
+    `macros`: `NAME` or `NAME=VALUE`, defined in every CUDA unit. `standard`, `optimisation`: what counts in every unit.
+    """
+
+    macros: tuple[str, ...] = ()
+    standard: str = ""
+    optimisation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
     """A declared, smaller or different product of the same release; its label enters the local version."""
 
@@ -113,6 +125,7 @@ class Variant:
     resources: Resources
     probes: tuple[str, ...]
     advisories: tuple[str, ...]
+    expects: Expects = Expects()
 
     @property
     def label(self) -> str:
@@ -140,6 +153,7 @@ class Release:
     licenses: tuple[LicenseFile, ...]
     advisories: tuple[str, ...]
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    expects: Expects = Expects()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +191,7 @@ def parse_release(version: str, table: Table) -> Release:
         raise table.error("", f"{version!r} is not a version (PEP 440)") from None
     with table:
         resources = parse_resources(table.subtable("resources"), defaults=None)
+        expects = parse_expects(table.subtable("expects"), defaults=Expects())
         return Release(
             version=version,
             revision=table.optional("revision", positive, 1),
@@ -194,8 +209,10 @@ def parse_release(version: str, table: Table) -> Release:
             licenses=tuple(parse_license(entry, path) for path, entry in table.subtables("licenses").items()),
             advisories=table.optional("advisories", strings, ()),
             variants={
-                name: parse_variant(name, entry, resources) for name, entry in table.subtables("variant").items()
+                name: parse_variant(name, entry, resources, expects)
+                for name, entry in table.subtables("variant").items()
             },
+            expects=expects,
         )
 
 
@@ -254,7 +271,26 @@ def parse_license(table: Table, path: str) -> LicenseFile:
         return LicenseFile(path=path, spdx=table.required("spdx", string))
 
 
-def parse_variant(name: str, table: Table, resources: Resources) -> Variant:
+def parse_expects(table: Table, *, defaults: Expects) -> Expects:
+    """Read what must reach the compilers; a variant adds macros and inherits the rest."""
+    with table:
+        added: tuple[str, ...] = table.optional("macros", macros, ())
+        return Expects(
+            macros=defaults.macros + added,
+            standard=table.optional("standard", string, defaults.standard),
+            optimisation=table.optional("optimisation", string, defaults.optimisation),
+        )
+
+
+def macros(field: Field) -> tuple[str, ...]:
+    """Read names of macros, with a value or without."""
+    for text in strings(field):
+        if not text.partition("=")[0].isidentifier():
+            raise field.error(f"{text!r} is no macro; write NAME or NAME=VALUE, without -D")
+    return strings(field)
+
+
+def parse_variant(name: str, table: Table, resources: Resources, expects: Expects) -> Variant:
     """Read one declared variant."""
     with table:
         return Variant(
@@ -265,6 +301,7 @@ def parse_variant(name: str, table: Table, resources: Resources) -> Variant:
             resources=parse_resources(table.subtable("resources"), defaults=resources),
             probes=table.optional("probes", relative_paths, ()),
             advisories=table.optional("advisories", strings, ()),
+            expects=parse_expects(table.subtable("expects"), defaults=expects),
         )
 
 
@@ -323,9 +360,14 @@ RESERVED_VARIABLES = {
 
 
 def environment(field: Field) -> dict[str, str]:
-    """Read build environment values; what wheelmill itself sets is refused here."""
+    """Read build environment values; what wheelmill itself sets, and a relative path, is refused here.
+
+    A path of a source (`VLLM_CUTLASS_SRC_DIR = "../cutlass"`) would be read from wherever the backend stands.
+    """
     values = string_map(field)
-    for name in values:
+    for name, value in values.items():
         if name in RESERVED_VARIABLES:
             raise table(field).error(name, f"is set by wheelmill: {RESERVED_VARIABLES[name]}")
+        if name.endswith("_SRC_DIR") and not value.startswith("/"):
+            raise table(field).error(name, f"{value!r} is a relative path, which means another folder in every build")
     return values

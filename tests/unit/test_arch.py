@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wheelmill.arch import CAPABILITIES, FIRST_WITH_SUFFIX, Arch, code_runs_on, gpus, served
+from wheelmill.arch import CAPABILITIES, FIRST_WITH_SUFFIX, Arch, code_runs_on, gpu_named, gpus, served, why_not
 
 
 def known_archs() -> st.SearchStrategy[Arch]:
@@ -170,3 +170,59 @@ def test_served_is_a_partition(archs: list[Arch]) -> None:
     yes, no = served(archs)
     assert sorted(yes + no) == sorted(gpu.name for gpu in gpus())
     assert not set(yes) & set(no)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "capability"),
+    [
+        ("RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell", "12.0"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell", "12.0"),
+        ("rtx pro 6000", "RTX PRO 6000 Blackwell", "12.0"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti", "8.9"),
+        ("NVIDIA L40S", "L40S", "8.9"),
+        ("NVIDIA A100-SXM4-80GB", "A100", "8.0"),
+        ("NVIDIA GB10", "GB10 (DGX Spark)", "12.1"),
+        ("B200", "B200", "10.0"),
+        ("12.0", "a GPU of capability 12.0", "12.0"),
+        ("sm_120", "a GPU of capability 12.0", "12.0"),
+    ],
+)
+def test_a_gpu_by_any_of_its_names(text: str, name: str, capability: str) -> None:
+    """As people, NVML and nvidia-smi write it, or by its capability."""
+    found = gpu_named(text)
+
+    assert (found.name, found.capability) == (name, Arch.parse(capability))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "Blackwell",
+            "'Blackwell' is a line of GPUs, not one; did you mean 10.0 (B200) or 12.0 (RTX PRO 6000, RTX 50)?",
+        ),
+        ("Voodoo 2", "'Voodoo 2' is no GPU that is known; give its compute capability instead, such as '12.0'"),
+        ("10.1", "'10.1': no GPU has compute capability 10.1; since CUDA 13.0 it is 11.0 (Thor)"),
+    ],
+)
+def test_a_gpu_that_cannot_be_meant(text: str, message: str) -> None:
+    """A line of GPUs is not one: Blackwell names two that cannot run each other's code."""
+    with pytest.raises(ValueError) as caught:
+        gpu_named(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("code", "gpu", "why"),
+    [
+        ("10.0", "12.0", "sm_100 code runs on 10.0 to 10.9"),
+        ("10.0a", "10.3", "sm_100a code runs on 10.0 alone"),
+        ("10.0f", "12.0", "sm_100f code runs in its family, 10.0 to 10.9"),
+        ("compute_120", "10.0", "compute_120 is compiled by the driver for 12.0 and newer"),
+        ("10.0", "10.3", ""),
+        ("compute_90", "12.0", ""),
+    ],
+)
+def test_why_code_does_not_run(code: str, gpu: str, why: str) -> None:
+    """The rule that keeps it from running, in words; empty where it runs."""
+    assert why_not(Arch.parse(code), Arch.parse(gpu)) == why

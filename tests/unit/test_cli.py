@@ -123,3 +123,32 @@ def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureF
     said = capsys.readouterr().out
     assert "examples:" in said
     assert all(text in said for text in EXIT_STATUS.values())
+
+
+def test_a_gpu_on_the_command_line(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plan, build and lint take it; a name that is none says so, an arch that does not serve it is refused."""
+    where = ("--stack", "cu130", "--recipes", str(recipes))
+    assert [str(gpu.capability) for gpu in cli.parse_gpus(["B200", "RTX 5090"])] == ["10.0", "12.0"]
+    status, _, err = run(capsys, "plan", "demo", "--gpu", "RTX PRO 6000 Blackwell", *where)
+    assert (status, err.splitlines()[1]) == (
+        *(2, "  next: Build for it: `--arch 12.0`, or for both: `--arch '10.0;12.0'`."),
+    )
+    status, _, err = run(capsys, "lint", "demo", "--gpu", "Blackwell", *where)
+    assert (status, err.splitlines()[0][:50]) == (2, "error: --gpu 'Blackwell' is a line of GPUs, not on")
+
+
+def test_lint_ends_with_2_where_something_is_wrong(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings alone end with 0; findings are JSON with the fields that others rely on."""
+    where = ("--stack", "cu130", "--recipes", str(recipes), "--json")
+    status, out, _ = run(capsys, "lint", "demo", *where)
+    assert (status, {entry["status"] for entry in json.loads(out)["findings"]}) == (0, {"warn"})
+    status, out, _ = run(capsys, "lint", "demo", "--arch", "10.3", *where)
+    [entry] = [entry for entry in json.loads(out)["findings"] if entry["status"] == "error"]
+    assert status == 2
+    assert (set(entry), entry["id"]) == ({"id", "status", "subject", "message", "advice"}, "package-arch")
+
+
+@pytest.mark.parametrize(("text", "read"), [("8", 8), ("", None), ("0", None), ("abc", None), ("-1", None)])
+def test_threads_that_the_user_would_have_set(tmp_path: Path, text: str, read: int | None) -> None:
+    """NVCC_THREADS does not reach a build; the plan only tells what it would have meant."""
+    assert cli.bounds(options("plan"), runtime(tmp_path, NVCC_THREADS=text)).nvcc_threads == read

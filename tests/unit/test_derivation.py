@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from samples import RECIPE, write_catalog
 
-from wheelmill.arch import Arch
+from wheelmill.arch import Arch, gpu_named
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, canonical, instantiate, parse_epoch
 from wheelmill.errors import PatchError, RecipeError, UsageError
@@ -163,3 +163,26 @@ def test_an_epoch_from_the_environment_enters_the_hash(tmp_path: Path) -> None:
     epoch = parse_epoch("1600000000", now=1_800_000_000)
     assert derive(recipes, replace(ASKED, source_date_epoch=epoch)).drv != derive(recipes).drv
     assert "1700000000" in RECIPE
+
+
+def test_a_gpu_is_held_against_the_archs(tmp_path: Path) -> None:
+    """Code that would not run on the card that was named is refused with the right --arch; it is no input."""
+    recipes = write_catalog(tmp_path)
+    card = gpu_named("RTX PRO 6000 Blackwell")
+    with pytest.raises(UsageError) as caught:
+        derive(recipes, replace(ASKED, gpus=(card,)))
+    assert str(caught.value) == (
+        "sm_100 code does not run on RTX PRO 6000 Blackwell, which is sm_120 (compute capability 12.0): "
+        "sm_100 code runs on 10.0 to 10.9"
+    )
+    assert caught.value.advice == "Build for it: `--arch 12.0`, or for both: `--arch '10.0;12.0'`."
+    both = replace(ASKED, archs=(Arch.parse("10.0"), Arch.parse("12.0")))
+    assert derive(recipes, replace(both, gpus=(card,))).drv == derive(recipes, both).drv
+
+
+def test_what_must_reach_the_compilers_is_no_input(tmp_path: Path) -> None:
+    """It is a check, and checks change no bytes."""
+    recipes = write_catalog(tmp_path)
+    before = derive(recipes).drv
+    edited(recipes, 'advisories = ["backward', 'expects = { macros = ["X"] }\nadvisories = ["backward')
+    assert derive(recipes).drv == before

@@ -8,7 +8,7 @@ import pytest
 from wheelmill._validate import parse_size
 from wheelmill.arch import Arch
 from wheelmill.errors import RecipeError
-from wheelmill.recipe import IndexSource, TreeSource, parse_recipe
+from wheelmill.recipe import Expects, IndexSource, TreeSource, parse_recipe
 
 GOOD = """
 name = "demo"
@@ -50,6 +50,16 @@ def test_a_recipe_reads_as_its_schema() -> None:
     assert (variant.resources.units, variant.resources.memory_per_compile) == (2, 4 * 2**30)
 
 
+def test_what_must_reach_the_compilers() -> None:
+    """A variant adds macros and inherits the rest; without the table nothing is demanded."""
+    text = GOOD.replace("revision = 2", 'revision = 2\nexpects = { macros = ["A=1"], standard = "c++17", optimisation = "-O3" }')
+    text = text.replace('patches = ["small', 'expects = { macros = ["B"], optimisation = "-O2" }\npatches = ["small')
+    release = parse_recipe(tomllib.loads(text), file="recipes/demo.toml").releases["1.0"]
+    assert release.expects == Expects(macros=("A=1",), standard="c++17", optimisation="-O3")
+    assert release.variants["small-one"].expects == Expects(macros=("A=1", "B"), standard="c++17", optimisation="-O2")
+    assert parse_recipe(tomllib.loads(GOOD), file="x").releases["1.0"].expects == Expects()
+
+
 def test_a_tree_beside_the_recipe_is_a_source_too() -> None:
     """A source with a path is pinned by the digest of its tree."""
     text = GOOD.replace('project = "demo", file = "demo-1.0.tar.gz"', 'path = "../projects/demo"')
@@ -61,6 +71,13 @@ def test_a_tree_beside_the_recipe_is_a_source_too() -> None:
     ("old", "new", "message"),
     [
         ("revision = 2", "revison = 2", 'version."1.0".revison: unknown key; did you mean \'revision\'?'),
+        ('DEMO_FORCE_BUILD = "TRUE"', 'VLLM_CUTLASS_SRC_DIR = "../cutlass"',
+         'version."1.0".environment.VLLM_CUTLASS_SRC_DIR: \'../cutlass\' is a relative path, which means another folder '
+         "in every build"),
+        ("revision = 2", 'expects = { macros = ["-DX"] }',
+         'version."1.0".expects.macros: \'-DX\' is no macro; write NAME or NAME=VALUE, without -D'),
+        ("revision = 2", 'expects = { macro = ["X"] }',
+         'version."1.0".expects.macro: unknown key; did you mean \'macros\'?'),
         ("revision = 2", "revision = 0", 'version."1.0".revision: must be at least 1, found 0'),
         ("revision = 2", 'revision = "2"', 'version."1.0".revision: must be an integer, found a string: \'2\''),
         ("revision = 2", "revision = true", 'version."1.0".revision: must be an integer, found true or false: True'),
