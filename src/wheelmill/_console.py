@@ -1,19 +1,20 @@
 """What a person sees: talk on stderr, results on stdout, nothing that a log could use to take over a terminal."""
 
+import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from .errors import WheelmillError
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 REPORT_LINES = 25
 
 
 def escaped(text: str) -> str:
-    """Show control characters instead of obeying them; tabs and newlines stay."""
+    """Show control characters, and file names' bytes that are no text, instead of obeying them; tabs, newlines stay."""
     return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
@@ -56,7 +57,15 @@ class Console:
     def say(self, text: str) -> None:
         """Write one line at once, so that a pipe sees progress too."""
         if not self.quiet:
-            print(text, file=self.talk, flush=True)
+            self.write(text)
+
+    def write(self, text: str) -> None:
+        """Write whole lines in one piece, as threads speak too; work does not end where nobody listens any more."""
+        try:
+            self.talk.write(text + "\n")
+            self.talk.flush()
+        except (OSError, ValueError):  # a pipe or terminal that is gone, a stream that was closed
+            return
 
     def failure(self, error: WheelmillError) -> None:
         """Print the report of a failure: the last thing said, cause first, at most 25 lines, also when quiet."""
@@ -66,8 +75,9 @@ class Console:
                   for number, line in enumerate(escaped(error.advice).splitlines())]  # fmt: skip
         room = REPORT_LINES - len(advice)
         if len(lines) > room:
-            lines = [*lines[: room - 1], f"  … {len(lines) - room + 1} more lines in the log"]
-        print("\n".join([*lines, *advice]), file=self.talk, flush=True)
+            kept = max(1, room - 1)  # the cause, whatever the advice takes
+            lines = [*lines[:kept], f"  … {len(lines) - kept} more lines in the log"]
+        self.write("\n".join([*lines, *advice]))
 
     def paint(self, code: str, text: str) -> str:
         """Colour a word on a terminal."""
@@ -80,6 +90,11 @@ def make_console(*, quiet: bool, no_colour: bool, talk: TextIO | None = None) ->
     return Console(talk=stream, colour=stream.isatty() and not no_colour, quiet=quiet)
 
 
-def result(text: str, write: Callable[[str], object] | None = None) -> None:
-    """Print a result on stdout."""
-    (write or sys.stdout.write)(text + "\n")
+def result(text: str) -> None:
+    """Print a result on stdout; what a wheel calls its members may have been made to drive a terminal."""
+    sys.stdout.write(escaped(text) + "\n")
+
+
+def document(value: Mapping[str, object]) -> None:
+    """Print one JSON document on stdout, in ASCII: no terminal, locale or file name can break it."""
+    sys.stdout.write(json.dumps(value, indent=2).replace("\x7f", "\\u007f") + "\n")
