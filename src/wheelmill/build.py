@@ -1,6 +1,7 @@
 """Build: from a patched tree to a wheel, by the package's own backend, every compile through the launcher."""
 
 import fcntl
+import os
 import re
 import shutil
 import tempfile
@@ -20,8 +21,8 @@ from ._console import Reporter
 from ._process import Runner
 from .derivation import Derivation
 from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
-from .errors import BuildFailedError, CommandFailedError, EnvironmentUnfitError, WheelmillError
-from .governor import CompileRecord, CompileSummary, Event, Governor, read_records
+from .errors import BuildFailedError, CommandFailedError, DiskFullError, EnvironmentUnfitError, WheelmillError
+from .governor import VANISHED, CompileRecord, CompileSummary, Event, Governor, read_records
 from .plan import spell_seconds
 from .resources import Grant, gib
 from .runtime import Directories
@@ -34,8 +35,8 @@ FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))
 may be threads") is always right, and the floor becomes what the code really needs (measured on causal-conv1d:
 manylinux_2_34 becomes 2_28)."""
 HEARTBEAT_SECONDS = 60.0
-VANISHED = -1
-"""The exit status in the record of a compile whose launcher was killed."""
+KILLED = 128 + 9
+"""The exit status in the record of a compile that was killed by SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,28 +88,55 @@ class Workplace:
 
 @contextmanager
 def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workplace]:
-    """Hold the workplace of a derivation; BuildFailedError where another process builds it."""
+    """Hold the workplace of a derivation.
+
+    Raises BuildFailedError where another process builds it, EnvironmentUnfitError where it cannot be written.
+    """
     place = Workplace(root=directories.builds / derivation.drv[:20])
     try:
-        place.root.mkdir(parents=True, exist_ok=True)
-        lock = (place.root / "lock").open("w")
+        lock = locked(place.root)
+    except BlockingIOError:
+        raise BuildFailedError(
+            f"{derivation.name} {derivation.full_version} is being built by another process",
+            advice=f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.",
+        ) from None
     except OSError as error:
         raise EnvironmentUnfitError(
             f"cannot write to {place.root}: {error.strerror}", advice="Give a writable folder: --cache DIR."
         ) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BuildFailedError(
-                f"{derivation.name} {derivation.full_version} is being built by another process",
-                advice=f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.",
-            ) from None
         for folder in (place.out, place.tmp):
             shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed
         for folder in (place.out, place.tmp, place.home):
             folder.mkdir(exist_ok=True)
         yield place
+
+
+def locked(root: Path) -> IO[str]:
+    """Make a folder and lock it; BlockingIOError where another process holds it.
+
+    The lock goes away with its folder (see `retire`): one that was opened before and locked after that is worth
+    nothing, as the next comer finds another file.
+    """
+    while True:
+        root.mkdir(parents=True, exist_ok=True)
+        path = root / "lock"
+        lock = path.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                return lock
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+
+
+def retire(place: Workplace) -> None:
+    """Remove the workplace of a finished build, under another name: a half removed tree would be gone on with."""
+    gone = place.root.with_name(f".{place.root.name}.{os.getpid()}")
+    place.root.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +188,8 @@ def build_wheel(
             try:
                 path = run_backend(tree, place, equipment.environment, variables, runner)
             except (pypa_build.BuildBackendException, pypa_build.BuildException) as error:
+                if governor.broken is not None:  # every compile after that failed for no reason of its own
+                    raise WheelmillError(f"the governor broke: {governor.broken!r}\n  log: {place.log}") from error
                 evidence = first_errors(place.log, said_before)
                 raise explained(error, recorded(place.records)[before:], evidence, place) from error
         summary = governor.summary()
@@ -251,13 +281,17 @@ def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
     log.write(f"{message}\n")
 
 
-ERROR_LINE = re.compile(r"\berror\s*:|\bError:|fatal error|undefined reference|^Killed$")
+ERROR_LINE = re.compile(r"\berror\s*:|\w fatal\s*:|Error: |fatal error|undefined reference|cannot find -l|^Killed$")
+"""As gcc, ld, nvcc (`nvcc fatal   : …`) and tracebacks spell it; git's `fatal: not a git repository` is noise."""
+DISK_FULL = "No space left on device"
 EVIDENCE_LINES = 6
 
 
 def first_errors(log: Path, offset: int) -> tuple[str, ...]:
     """Give the first lines of a log, from an offset on, that speak of an error: the first is the cause."""
     found: list[str] = []
+    if not log.is_file():  # the frontend refused before anything ran
+        return ()
     with log.open("rb") as stream:
         stream.seek(offset)
         for raw in stream:
@@ -277,26 +311,44 @@ def explained(
     if isinstance(cause, WheelmillError) and not isinstance(cause, CommandFailedError):
         return cause
     failed = [record for record in records if record.exit != 0]
-    if failed:
-        first = failed[0]
-        subject = f"{first.tool} failed on {first.source or first.output} with status {first.exit}"
-        lines = [f"{subject} after {spell_seconds(first.wall_s)}, at {gib(first.peak_rss_bytes)}"]
-        if first.exit == 137:
-            lines.append("  it was killed by signal 9: where nobody did that by hand, memory ran out")
-        if len(failed) > 1:
-            lines.append(f"  {len(failed) - 1} more compiles failed or were stopped with it")
-    else:
-        lines = [f"the package's build backend failed: {str(cause).splitlines()[0][:300]}"]
+    # One that vanished was stopped with another that failed, unless there is no other.
+    first = next((record for record in failed if record.exit != VANISHED), failed[0] if failed else None)
     said = evidence or (cause.tail[-EVIDENCE_LINES:] if isinstance(cause, CommandFailedError) else ())
-    lines += [f"  | {line[:300]}" for line in said]
+    lines = [
+        *(compile_failure(first, others=len(failed) - 1) if first else backend_failure(cause)),
+        *(f"  | {line[:300]}" for line in said),
+        f"  log: {place.log}",
+        f"  compiles: {place.records}",
+    ]
     found = BuildFailedError(
-        "\n".join([*lines, f"  log: {place.log}", f"  compiles: {place.records}"]),
+        "\n".join(lines),
         advice="Read the log above its first error; run the same command again to go on with the finished objects.",
     )
-    if failed and failed[0].exit == 137:
+    if any(DISK_FULL in line for line in said):
+        found.kind, found.advice = DiskFullError.kind, DiskFullError.default_advice
+    elif first and first.exit == KILLED:
         found.kind = "out-of-memory"
         found.advice = "Give fewer jobs (--max-jobs) or more memory, then run again: finished objects are reused."
     return found
+
+
+def compile_failure(record: CompileRecord, *, others: int) -> list[str]:
+    """Say which compile failed and how."""
+    subject = f"{record.tool} failed on {record.source or record.output} with status {record.exit}"
+    if record.exit == VANISHED:
+        subject = f"{record.tool} was stopped on {record.source or record.output}"
+    lines = [f"{subject} after {spell_seconds(record.wall_s)}, at {gib(record.peak_rss_bytes)}"]
+    if record.exit == KILLED:
+        lines.append("  it was killed by signal 9: where nobody did that by hand, memory ran out")
+    if others:
+        lines.append(f"  {others} more compile{'s' if others > 1 else ''} failed or were stopped with it")
+    return lines
+
+
+def backend_failure(cause: BaseException) -> list[str]:
+    """Say how a backend failed of which no compile did."""
+    first = next(iter(str(cause).splitlines()), type(cause).__name__)
+    return [f"the package's build backend failed: {first[:300]}"]
 
 
 class Progress:

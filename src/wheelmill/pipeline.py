@@ -13,7 +13,7 @@ from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
-from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied
+from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied, retire
 from .catalog import Catalog
 from .derivation import Derivation, Selection, instantiate
 from .environment import BuildEnvironment, create, demand
@@ -177,7 +177,7 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         verified = verify(stamped, place, fitted, derivation, tools)
         record = make_record(derivation, found, built, stamped, verified, seconds=time.monotonic() - started)
         entry = enter(verified, record, place, house, tools)
-        shutil.rmtree(place.root)
+        retire(place)
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
 
 
