@@ -209,6 +209,10 @@ class MalformedWheelError(VerifyError):
         self.path, self.problems = path, tuple(problems)
 
 
+class ConfigurationError(VerifyError):
+    """Something that was asked for did not reach the compilers."""
+
+
 class DeviceCodeError(VerifyError):
     """Bytes that should be compiled GPU code, or the ELF file around them, cannot be read."""
 

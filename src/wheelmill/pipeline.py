@@ -13,8 +13,9 @@ from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
-from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied, retire
+from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied, recorded, retire
 from .catalog import Catalog
+from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
 from .environment import BuildEnvironment, create, demand
 from .errors import CommandFailedError, InterruptedBuildError, ResourcesError, ToolkitError, VerifyError, WheelmillError
@@ -166,6 +167,7 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         tree = patched_tree(fetched, derivation, place, tools)
         equipment = equip(derivation, fitted, place, tools)
         built = compiled(tree, place, equipment, derivation, tools)
+        proof = effect(derivation, place, tools)
         found = gather(
             fitted.host,
             fitted.toolkit,
@@ -175,6 +177,7 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         )
         stamped = repaired(built, tree, place, equipment, derivation, found, tools)
         verified = verify(stamped, place, fitted, derivation, tools)
+        verified = replace(verified, findings=(*proof, *verified.findings))
         record = make_record(derivation, found, built, stamped, verified, seconds=time.monotonic() - started)
         entry = enter(verified, record, place, house, tools)
         retire(place)
@@ -314,6 +317,15 @@ def compiled(
         f"{spell_seconds(took.cpu_seconds)} of CPU time"
     )
     return built
+
+
+def effect(derivation: Derivation, place: Workplace, tools: Tools) -> tuple[Finding, ...]:
+    """Prove that what was asked for reached the compilers, in this start of the build or in an earlier one."""
+    findings = prove(derivation, recorded(place.records))
+    for finding in findings:
+        (tools.report.note if finding.status == "ok" else tools.report.warn)(finding.message)
+    require_effect(derivation, findings)
+    return findings
 
 
 def repaired(

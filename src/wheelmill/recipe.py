@@ -106,7 +106,7 @@ class Checks:
 class Expects:
     """What must be seen to reach the compilers; empty fields demand nothing, and none is part of the identity.
 
-    `macros`: `NAME` or `NAME=VALUE`, defined in every CUDA unit. `standard`, `optimisation`: what counts in every unit.
+    `macros`: `NAME` or `NAME=VALUE`, defined in every C++ and CUDA unit. `standard`, `optimisation`: what counts there.
     """
 
     macros: tuple[str, ...] = ()
