@@ -1,5 +1,6 @@
 """Verify: a wheel is what it claims and what was asked for; every finding at once, nothing enters without."""
 
+import hashlib
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,12 +10,12 @@ from pathlib import Path
 from packaging.version import Version
 
 from .arch import Arch
-from .derivation import Derivation
+from .derivation import Derivation, canonical
 from .elf import ElfFacts
-from .errors import RecipeError, VerifyError
+from .errors import VerifyError
 from .inspection import Inspection, inspect_wheel
 from .preflight import Finding
-from .wheel_file import WheelFile, check_record, disagreements, read_wheel
+from .wheel_file import DAMAGE, WheelFile, check_record, disagreements, read_wheel
 
 FACTS = "wheelmill.json"
 """The file in dist-info that carries the derivation."""
@@ -55,20 +56,34 @@ def expected(derivation: Derivation) -> Expectation:
 
 
 def claimed(path: Path) -> Expectation:
-    """Say what a wheel claims of itself: from its own facts, where it carries them, else from its version's label."""
-    facts = embedded_facts(path)
-    if facts is None:
-        return Expectation()
+    """Say what a wheel claims of itself by the facts that it carries; nothing where it is somebody else's.
+
+    Raises VerifyError where they cannot be read, or where the derivation is not the hash of its inputs.
+    """
     try:
+        facts = embedded_facts(path)
+        if facts is None:
+            return Expectation()
+        check_hashes(facts)
         inputs = mapping(facts["inputs"])
         archs = tuple(Arch.parse(str(arch)) for arch in listed(inputs["archs"]))
-        version = f"{inputs['version']}+{inputs['local_version']}"
+        version = str(Version(f"{inputs['version']}+{inputs['local_version']}"))
         return Expectation(version=version, archs=archs, torch=str(mapping(inputs["torch"])["version"]))
-    except (KeyError, TypeError, ValueError, RecipeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, *DAMAGE) as error:
         raise VerifyError(
             f"{path.name}: its {FACTS} cannot be read ({error})",
             advice="The wheel was altered, or made by a newer wheelmill; build or fetch it again.",
         ) from error
+
+
+def check_hashes(facts: Mapping[str, object]) -> None:
+    """Hold the two hashes against what they are of; ValueError where one is of something else."""
+    drv = hashlib.sha256(canonical(facts["inputs"])).hexdigest()
+    if facts["drv"] != drv:
+        raise ValueError(f"its derivation is {facts['drv']}, and its inputs give {drv}")
+    whole = hashlib.sha256(canonical({"drv": drv, "found": facts["found"]})).hexdigest()
+    if facts["realisation"] != whole:
+        raise ValueError(f"its realisation is {facts['realisation']}, and derivation and findings give {whole}")
 
 
 def mapping(value: object) -> Mapping[str, object]:
@@ -102,7 +117,7 @@ def inspect_and_judge(path: Path, expectation: Expectation) -> tuple[Inspection,
     return inspection, (
         *names(wheel, expectation),
         *record(path),
-        *platform(wheel),
+        *platform(wheel, expectation),
         *requirements(inspection, expectation),
         *run_paths(inspection.elf),
         *device_code(inspection.elf, expectation),
@@ -159,18 +174,21 @@ def record(path: Path) -> Iterator[Finding]:
     )
 
 
-def platform(wheel: WheelFile) -> Iterator[Finding]:
-    """Exactly one platform tag, and none that the building machine alone understands."""
+def platform(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
+    """No platform tag that the building machine alone understands; a wheel of ours has exactly one.
+
+    Others may have an old and a new name of the same platform (manylinux2014, manylinux_2_17).
+    """
     platforms = sorted({tag.rpartition("-")[2] for tag in wheel.wheel_tags})
     problems = [f"{tag} is no manylinux tag" for tag in platforms if tag.startswith("linux_")]
-    if len(platforms) != 1:
+    if expectation.version and len(platforms) != 1:
         problems.append(f"it has {len(platforms)} platform tags: {', '.join(platforms)}")
     yield from judge(
         "platform",
         wheel.path.name,
         problems,
-        fine=f"one platform tag, {platforms[0] if platforms else '-'}",
-        advice="Installers prefer an unrepaired wheel to a repaired one; build it with `wheelmill build`, which repairs.",
+        fine=f"platform {', '.join(platforms)}",
+        advice="Installers prefer an unrepaired wheel to a repaired one; build it by `wheelmill build`, which repairs.",
     )
 
 
@@ -210,12 +228,11 @@ def device_code(files: Iterable[ElfFacts], expectation: Expectation) -> Iterator
     """Hold the device code of every extension against what was asked for: exactly that."""
     if not expectation.archs:
         return
-    present = {file.path: file for file in files}
+    present = {file.path: file.device_code for file in files}
     problems = []
     sass = {arch.sm for arch in expectation.archs}
     ptx = {arch.compute for arch in expectation.archs if arch.ptx}
-    for path, file in sorted(present.items()):
-        code = file.device_code
+    for path, code in sorted(present.items()):
         found_sass = {arch.sm for arch in code.archs if not arch.ptx}
         found_ptx = {arch.compute for arch in code.archs if arch.ptx}
         if (found_sass or found_ptx) and (found_sass, found_ptx) != (sass, ptx):
@@ -237,8 +254,8 @@ def device_code(files: Iterable[ElfFacts], expectation: Expectation) -> Iterator
 
 
 def is_one_of(path: str, names: Iterable[str]) -> bool:
-    """Say whether a member is the extension of one of these names, whatever its ABI suffix."""
-    return any(path == f"{name}.so" or path.startswith(f"{name}.") for name in names)
+    """Say whether a member is the module of one of these names, whatever its ABI suffix (a `.pth` is no module)."""
+    return path.endswith((".so", ".py")) and any(path.startswith(f"{name}.") for name in names)
 
 
 def spell(archs: Iterable[str]) -> str:
@@ -262,7 +279,7 @@ def contents(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
     problems += [
         f"the licence {path} is not in it"
         for path in expectation.licenses
-        if not any(name.startswith(f"{wheel.dist_info}/") and name.endswith(path) for name in wheel.record)
+        if not any(name.startswith(f"{wheel.dist_info}/") and name.endswith(f"/{path}") for name in wheel.record)
     ]
     yield from judge(
         "contents",
