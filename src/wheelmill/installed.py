@@ -16,8 +16,13 @@ from .stack import Stack
 
 PROBE = """
 import importlib.metadata as metadata, json
-print(json.dumps({found.metadata["Name"]: found.version for found in metadata.distributions()}))
+found = {}
+for each in metadata.distributions():
+    if each.metadata and each.metadata["Name"] and each.metadata["Version"]:
+        found.setdefault(each.metadata["Name"], each.metadata["Version"])
+print(json.dumps(found))
 """
+"""The first on sys.path counts, as for imports; what pip left of an interrupted removal (`~orch`) has no metadata."""
 
 
 def verify_stack(
@@ -56,7 +61,7 @@ def locked(stack: Stack, lock: Lock, installed: Mapping[str, str]) -> Iterator[F
     wrong = [
         f"{name} {installed.get(name, 'is missing')}, locked is {pin.version}"
         for name, pin in sorted(lock.pins.items())
-        if not same(installed.get(name, ""), pin.version)
+        if not same(installed.get(name, ""), pin.version, labels=(stack.cuda_label,))
     ]
     advice = f"Install the stack: `wheelmill install --stack {stack.name} --into ENV`."
     for text in wrong:
@@ -66,23 +71,30 @@ def locked(stack: Stack, lock: Lock, installed: Mapping[str, str]) -> Iterator[F
         yield Finding(id="locked-version", status="ok", subject=stack.name, message=message)
 
 
-def same(found: str, pinned: str) -> bool:
-    """Say whether a version is the locked one, a local label aside."""
+def same(found: str, pinned: str, *, labels: tuple[str, ...]) -> bool:
+    """Say whether a version is the locked one: `2.11.0+cu130` is torch 2.11.0 of this CUDA, `2.11.0+cpu` is not."""
     try:
-        return Version(found).public == Version(pinned).public
+        version, wanted = Version(found), Version(pinned)
     except InvalidVersion:
         return False
+    return Version(version.public) == Version(wanted.public) and version.local in {None, wanted.local, *labels}
+
+
+def is_build_of(found: str, version: str, label: str) -> bool:
+    """Say whether a version is a build of `version` whose local label begins with these segments."""
+    public, _, local = found.partition("+")
+    return same(public, version, labels=()) and f"{local}.".startswith(f"{label}.")
 
 
 def packages(stack: Stack, installed: Mapping[str, str]) -> Iterator[Finding]:
     """Every package of the stack is there, built for this CUDA and torch."""
-    label = f"{stack.cuda_label}.torch{stack.torch.version}"
+    label = f"{stack.cuda_label}.torch{stack.torch.version.split('+')[0]}"
     for name, version in sorted(stack.packages.items()):
         found = installed.get(name, "")
         if not found:
             advice = f"`wheelmill build {name} --stack {stack.name}`, then `wheelmill install --stack {stack.name}`."
             yield Finding(id="package", status="warn", subject=name, message=f"{name} is not installed", advice=advice)
-        elif same(found, version) and label in found:
+        elif is_build_of(found, version, label):
             yield Finding(id="package", status="ok", subject=name, message=f"{name} {found}")
         else:
             message = f"{name} {found} is not {version} built for {label}"
@@ -98,4 +110,6 @@ def imports(python: Path, lock: Lock, present: Mapping[str, tuple[str, ...]], ru
         modules, _ = import_modules(installation, runner)
     except VerifyError as error:
         return Finding(id="import", status="error", subject="imports", message=str(error), advice=error.advice)
+    if not modules:
+        return Finding(id="import", status="skip", subject="imports", message="nothing of the stack is there to import")
     return Finding(id="import", status="ok", subject="imports", message=f"{', '.join(modules)} imported")
