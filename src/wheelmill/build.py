@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -20,8 +19,15 @@ import build as pypa_build
 from ._console import Reporter
 from ._process import Runner
 from .derivation import Derivation
+from .diagnosis import Diagnosis, Surroundings, diagnose, rulebook
 from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
-from .errors import BuildFailedError, CommandFailedError, DiskFullError, EnvironmentUnfitError, WheelmillError
+from .errors import (
+    BuildFailedError,
+    CommandFailedError,
+    EnvironmentUnfitError,
+    InterruptedBuildError,
+    WheelmillError,
+)
 from .governor import VANISHED, CompileRecord, CompileSummary, Event, Governor, read_records
 from .plan import spell_seconds
 from .resources import Grant, gib
@@ -36,6 +42,8 @@ may be threads") is always right, and the floor becomes what the code really nee
 manylinux_2_34 becomes 2_28)."""
 HEARTBEAT_SECONDS = 60.0
 KILLED = 128 + 9
+CRASHED = {128 + 4, 128 + 6, 128 + 7, 128 + 8, 128 + 11}
+"""A compiler that ended by a fault of its own."""
 """The exit status in the record of a compile that was killed by SIGKILL."""
 
 
@@ -190,8 +198,8 @@ def build_wheel(
             except (pypa_build.BuildBackendException, pypa_build.BuildException) as error:
                 if governor.broken is not None:  # every compile after that failed for no reason of its own
                     raise WheelmillError(f"the governor broke: {governor.broken!r}\n  log: {place.log}") from error
-                evidence = first_errors(place.log, said_before)
-                raise explained(error, recorded(place.records)[before:], evidence, place) from error
+                verdict = diagnose(blocks(place.log, said_before), surroundings=lambda: around(equipment, derivation))
+                raise explained(error, recorded(place.records)[before:], verdict, place) from error
         summary = governor.summary()
     return BuiltWheel(path=path, compiles=summary, records=recorded(place.records)[before:])
 
@@ -281,55 +289,70 @@ def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
     log.write(f"{message}\n")
 
 
-ERROR_LINE = re.compile(r"\berror\s*:|\w fatal\s*:|Error: |fatal error|undefined reference|cannot find -l|^Killed$")
-"""As gcc, ld, nvcc (`nvcc fatal   : …`) and tracebacks spell it; git's `fatal: not a git repository` is noise."""
-DISK_FULL = "No space left on device"
-EVIDENCE_LINES = 6
+BLOCK = 1 << 20
+SHOWN_LINES = 6
+AGAIN = "Then run the same command again: finished objects are reused."
 
 
-def first_errors(log: Path, offset: int) -> tuple[str, ...]:
-    """Give the first lines of a log, from an offset on, that speak of an error: the first is the cause."""
-    found: list[str] = []
+def blocks(log: Path, offset: int) -> Iterator[bytes]:
+    """Read a log from an offset on: what this start of the build said."""
     if not log.is_file():  # the frontend refused before anything ran
-        return ()
+        return
     with log.open("rb") as stream:
         stream.seek(offset)
-        for raw in stream:
-            line = raw.decode("utf-8", "replace").rstrip()
-            if ERROR_LINE.search(line):
-                found.append(line)
-                if len(found) == EVIDENCE_LINES:
-                    break
-    return tuple(found)
+        while block := stream.read(BLOCK):
+            yield block
 
 
 def explained(
-    error: Exception, records: Sequence[CompileRecord], evidence: Sequence[str], place: Workplace
+    error: Exception, records: Sequence[CompileRecord], verdict: Diagnosis, place: Workplace
 ) -> WheelmillError:
-    """Turn a failed backend into its cause: the first compile that failed, and the first errors in the log."""
+    """Turn a failed backend into its cause: what the log says, and the first compile that failed.
+
+    A compile whose record says that it was killed decides: the kernel leaves no word in the log.
+    """
     cause = getattr(error, "exception", error)  # the frontend wraps what our runner raised
     if isinstance(cause, WheelmillError) and not isinstance(cause, CommandFailedError):
         return cause
     failed = [record for record in records if record.exit != 0]
     # One that vanished was stopped with another that failed, unless there is no other.
     first = next((record for record in failed if record.exit != VANISHED), failed[0] if failed else None)
-    said = evidence or (cause.tail[-EVIDENCE_LINES:] if isinstance(cause, CommandFailedError) else ())
-    lines = [
-        *(compile_failure(first, others=len(failed) - 1) if first else backend_failure(cause)),
-        *(f"  | {line[:300]}" for line in said),
-        f"  log: {place.log}",
-        f"  compiles: {place.records}",
-    ]
-    found = BuildFailedError(
-        "\n".join(lines),
-        advice="Read the log above its first error; run the same command again to go on with the finished objects.",
-    )
-    if any(DISK_FULL in line for line in said):
-        found.kind, found.advice = DiskFullError.kind, DiskFullError.default_advice
-    elif first and first.exit == KILLED:
+    killed = first is not None and first.exit == KILLED
+    known = verdict.certain and not killed
+    lines = compile_failure(first, others=len(failed) - 1) if first else backend_failure(cause)
+    if known:
+        lines = [verdict.cause, *([f"  {lines[0]}", *lines[1:]] if first else [])]
+    lines += [f"  | {line[:300]}" for line in said(verdict, cause)]
+    lines += [f"  log: {place.log}", f"  compiles: {place.records}"]
+    if known and verdict.kind == InterruptedBuildError.kind:
+        return InterruptedBuildError("\n".join(lines))
+    advice = "Read the log above its first error; run the same command again to go on with the finished objects."
+    found = BuildFailedError("\n".join(lines), advice=advice)
+    if killed:
         found.kind = "out-of-memory"
         found.advice = "Give fewer jobs (--max-jobs) or more memory, then run again: finished objects are reused."
+    elif known:
+        found.kind, found.advice = verdict.kind or found.kind, f"{verdict.advice} {AGAIN}"
+    elif first and first.exit in CRASHED:
+        found.kind, found.advice = "compiler-crash", f"{rulebook().advice['crash']} {AGAIN}"
     return found
+
+
+def said(verdict: Diagnosis, cause: BaseException) -> Sequence[str]:
+    """Give the lines that prove a cause, or the last ones where none does."""
+    if verdict.kind is not None and verdict.line is not None:
+        numbered = [text for _, text in verdict.likeliest]
+        return numbered or [verdict.evidence]
+    return cause.tail[-SHOWN_LINES:] if isinstance(cause, CommandFailedError) else ()
+
+
+def around(equipment: Equipment, derivation: Derivation) -> Surroundings:
+    """Say what advice may name: what this build has."""
+    return Surroundings(
+        toolkits=((str(equipment.toolkit.root), equipment.toolkit.cuda),),
+        compilers=((str(equipment.host.cc), equipment.host.version.split()[-1]),),
+        requirements={derivation.name: derivation.release.build_requires},
+    )
 
 
 def compile_failure(record: CompileRecord, *, others: int) -> list[str]:

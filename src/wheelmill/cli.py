@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from ._validate import parse_size
 from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
 from .derivation import Selection, instantiate, parse_epoch
+from .diagnosis import Surroundings, diagnose
 from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, VerifyError, WheelmillError
 from .gc import collect
 from .index import write_index
@@ -30,6 +31,7 @@ from .resolve import check, lock
 from .resources import capacity, gib, parse_jobs
 from .runtime import Runtime, capture
 from .stack import Stack
+from .surroundings import look_around, requirements_of
 from .toolkit import fetch_command
 from .toolkit_recipe import ToolkitRecipe
 from .verify import claimed, inspect_and_judge, require
@@ -42,6 +44,7 @@ LATER = {
     "build-stack": "Building and collecting a whole stack arrives with a later release; build its packages by name.",
     "release": "Publishing with proofs arrives with a later release; `wheelmill index` makes a static index now.",
 }
+LOG_BLOCK = 1 << 20
 PREBUILT_ADVICE = "Install it from the package index; `wheelmill plan` shows its pinned file and digest."
 
 
@@ -103,6 +106,10 @@ class Session:
     def wheelhouse(self) -> Wheelhouse:
         """The wheelhouse asked for."""
         return Wheelhouse(root=self.runtime.directories.wheelhouse)
+
+    def surroundings(self) -> Surroundings:
+        """Look at what advice may name."""
+        return look_around(self.tools.machine, requirements_of(self.catalog))
 
     def selections(self, *, default_all: bool, without: Sequence[str] = ()) -> tuple[Selection, ...]:
         """Turn names into selections; NothingSelectedError without a name where a command needs one."""
@@ -296,6 +303,41 @@ def run_lint(session: Session) -> int:
         gpus=parse_gpus(options.gpu),
     )
     return 2 if show_findings(session, lint(request)) else 0
+
+
+def run_diagnose(session: Session) -> int:
+    """Give the root cause of a log; 0 where it tells of success, 130 where somebody stopped the build, else 1."""
+    if len(session.options.names) != 1:
+        raise UsageError(
+            "diagnose reads one log", advice="Give its path, or - for stdin: `wheelmill diagnose build.log`."
+        )
+    verdict = diagnose(log_blocks(session.options.names[0], session.runtime.cwd), surroundings=session.surroundings)
+    if session.options.json:
+        session.document({"schema": 1, **verdict.to_json()})
+    else:
+        for line in verdict.report():
+            result(line)
+    return {None: 0, "interrupted": 130}.get(verdict.kind, 1)
+
+
+def log_blocks(name: str, cwd: Path) -> Iterator[bytes]:
+    """Read a log, or stdin, in blocks; UsageError where there is none to read."""
+    if name == "-":
+        yield from iter(lambda: sys.stdin.buffer.read(LOG_BLOCK), b"")
+        return
+    path = cwd / name
+    try:
+        with path.open("rb") as stream:
+            yield from iter(lambda: stream.read(LOG_BLOCK), b"")
+    except IsADirectoryError:
+        inside = next(iter(sorted(path.glob("*.log"))), None)
+        advice = f"Give a file: `wheelmill diagnose {inside or path / 'build.log'}`."
+        raise UsageError(f"{path} is a folder, not a log", advice=advice) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}",
+            advice="Give the log of a build, or - for stdin; `wheelmill build` names its log when it fails.",
+        ) from None
 
 
 def run_limits(session: Session) -> int:
@@ -495,6 +537,13 @@ COMMANDS: dict[str, Command] = {
         run=run_lint,
         options=("--gpu",),
         names="NAME",
+    ),
+    "diagnose": Command(
+        help="the root cause of a build's log, or of stdin: kind, line, unit, advice",
+        examples="wheelmill diagnose build.log\npip wheel . 2>&1 | wheelmill diagnose - --json",
+        run=run_diagnose,
+        names="LOG",
+        notes="Exit status of its own: 0 the log tells of success, 1 of a failure, 130 somebody stopped the build.",
     ),
     "limits": Command(
         help="effective cpus, memory and processes, and where each comes from",

@@ -15,9 +15,10 @@ from samples import write_catalog
 from wheelmill import build
 from wheelmill._console import Console
 from wheelmill._process import Completed
-from wheelmill.build import Equipment, Progress, Workplace, explained, first_errors, occupied, retire, run_backend
+from wheelmill.build import Equipment, Progress, Workplace, blocks, explained, occupied, retire, run_backend
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, instantiate
+from wheelmill.diagnosis import diagnose
 from wheelmill.environment import BuildEnvironment
 from wheelmill.errors import BuildFailedError, CommandFailedError, DiskFullError, EnvironmentUnfitError, WheelmillError
 from wheelmill.governor import CompileRecord, Event
@@ -159,14 +160,15 @@ def test_an_interrupted_removal_leaves_no_half_tree(
 def cause(
     tmp_path: Path,
     records: Sequence[CompileRecord] = (),
-    evidence: Sequence[str] = (),
+    log: Sequence[str] = (),
     *,
     error: Exception | None = None,
 ) -> WheelmillError:
     failed = CommandFailedError(
         ["python", "-m", "hook"], 1, tail=["first", "ModuleNotFoundError: No module named 'torch'"]
     )
-    return explained(error or pypa_build.BuildBackendException(failed), records, evidence, Workplace(root=tmp_path))
+    verdict = diagnose([line.encode() + b"\n" for line in log])
+    return explained(error or pypa_build.BuildBackendException(failed), records, verdict, Workplace(root=tmp_path))
 
 
 def test_the_first_failed_compile_is_the_cause(tmp_path: Path) -> None:
@@ -208,10 +210,38 @@ def test_a_killed_compile_is_a_matter_of_memory(tmp_path: Path) -> None:
     assert found.advice.startswith("Give fewer jobs (--max-jobs) or more memory")
 
 
-def test_a_full_disk_is_told_from_a_bad_source(tmp_path: Path) -> None:
-    """Compilers say it in words only."""
-    found = cause(tmp_path, [compile_record(exit=1)], ["fatal error: cannot write a.o: No space left on device"])
-    assert (found.kind, found.advice) == ("disk-full", DiskFullError.default_advice)
+def test_what_the_log_tells_is_the_cause(tmp_path: Path) -> None:
+    """The first line is the cause, then the compile; kind and advice are those of the diagnosis."""
+    log = ["[1/2] nvcc -c csrc/a.cu -o a.o", "fatal error: cannot write /tmp/x.s: No space left on device", "after"]
+    found = cause(tmp_path, [compile_record(exit=1)], log)
+    assert str(found).splitlines()[:3] == [
+        "no space left in /tmp (TMPDIR)",
+        "  nvcc failed on csrc/a.cu with status 1 after 1 min 5 s, at 3.0 GiB",
+        "  | fatal error: cannot write /tmp/x.s: No space left on device",
+    ]
+    assert found.kind == "disk-full"
+    assert found.advice.startswith("Set TMPDIR to a folder on a roomy disk")
+    assert found.advice.endswith("Then run the same command again: finished objects are reused.")
+
+
+def test_a_record_of_signal_9_outranks_the_log(tmp_path: Path) -> None:
+    """The kernel leaves no word in the log, others do: the record decides."""
+    found = cause(tmp_path, [compile_record(exit=137)], ["a.cpp:1:1: fatal error: Python.h: No such file or directory"])
+    assert found.kind == "out-of-memory"
+
+
+def test_a_record_of_signal_11_is_a_crash(tmp_path: Path) -> None:
+    """A compiler that crashes without a word is not cured by fewer jobs."""
+    found = cause(tmp_path, [compile_record(exit=139)])
+    assert found.kind == "compiler-crash"
+    assert "jobs" not in found.advice
+
+
+def test_a_backend_that_somebody_stopped(tmp_path: Path) -> None:
+    """An interruption is no failure: status 130, and the same command goes on."""
+    found = cause(tmp_path, [], ["[17/73] nvcc -c a.cu", "ninja: build stopped: interrupted by user."])
+    assert (found.kind, found.exit_status) == ("interrupted", 130)
+    assert str(found).startswith("the build was stopped from outside; that is no failure; at least 16 of 73 units")
 
 
 def test_a_backend_that_fails_before_any_compile(tmp_path: Path) -> None:
@@ -236,38 +266,12 @@ def test_an_error_of_ours_goes_through(tmp_path: Path) -> None:
     assert cause(tmp_path, [compile_record(exit=1)], error=pypa_build.BuildBackendException(full)) is full
 
 
-@pytest.mark.parametrize(
-    ("line", "is_error"),
-    [
-        ('csrc/a.cu(3): error: identifier "x" is undefined', True),
-        ("csrc/a.cpp:3:1: fatal error: x.h: No such file or directory", True),
-        ("nvcc fatal   : Unsupported gpu architecture 'compute_100'", True),
-        ("ptxas error   : Entry function uses too much shared data", True),
-        ("ptxas fatal   : Ptx assembly aborted due to errors", True),
-        ("ModuleNotFoundError: No module named 'packaging'", True),
-        ("RuntimeError: The detected CUDA version (13.1) mismatches", True),
-        ("/usr/bin/ld: cannot find -lcuda: No such file or directory", True),
-        ("a.o: undefined reference to `x'", True),
-        ("Killed", True),
-        ("fatal: not a git repository (or any of the parent directories): .git", False),
-        ("csrc/a.cu(3): warning #177-D: variable was declared but never referenced", False),
-        ("copying error.py -> build", False),
-        ("adding 'demo/errors.py'", False),
-        ("ninja: build stopped: subcommand failed.", False),
-    ],
-)
-def test_what_counts_as_an_error_line(tmp_path: Path, line: str, is_error: bool) -> None:  # noqa: FBT001 - a table
-    """As the tools spell it."""
-    log = tmp_path / "log"
-    log.write_text(f"before\n{line}\nafter\n")
-    assert first_errors(log, 0) == ((line,) if is_error else ())
-
-
 def test_errors_of_earlier_starts_are_not_this_ones(tmp_path: Path) -> None:
-    """The log has all starts; only the first six errors from the offset on count."""
+    """The log has all starts; only what stands after the offset counts."""
     log = tmp_path / "log"
-    log.write_bytes(b"error: old\n" + b"".join(b"error: \xff %d\n" % number for number in range(9)))
-    assert first_errors(log, 11) == tuple(f"error: \ufffd {number}" for number in range(6))
+    log.write_bytes(b"Killed\nfatal: x\n")
+    assert b"".join(blocks(log, 7)) == b"fatal: x\n"
+    assert list(blocks(tmp_path / "none", 0)) == []
 
 
 # the backend
