@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .arch import served
 from .derivation import Derivation
 from .knobs import Effective, effective
+from .recipe import Resources
 from .resources import Grant, gib
 from .stack import Prebuilt, Stack
 
@@ -37,15 +38,14 @@ class Planned:
         return self.resources.units
 
     @property
-    def resources(self) -> "ReleaseResources":
+    def resources(self) -> Resources:
         """The figures of the variant where one is chosen."""
-        chosen = self.derivation.variant or self.derivation.release
-        return ReleaseResources(units=chosen.resources.units, cpu_seconds=chosen.resources.cpu_seconds)
+        return (self.derivation.variant or self.derivation.release).resources
 
     @property
     def ideal_seconds(self) -> int:
-        """CPU seconds over the jobs granted: no schedule can be shorter. 0 where no figure was measured."""
-        return self.resources.cpu_seconds // max(1, self.grant.granted)
+        """CPU seconds over the jobs granted: no schedule can be shorter. 0 without a measured figure or a job."""
+        return self.resources.cpu_seconds // self.grant.granted if self.grant.granted else 0
 
     @property
     def effective(self) -> Effective:
@@ -121,14 +121,6 @@ class Planned:
             lines.append(f"  ideal time {spell_seconds(self.ideal_seconds)} on {self.grant.granted} at once")
         lines += [f"  note: {text}" for text in self.advisories]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseResources:
-    """Units and CPU seconds of what is planned."""
-
-    units: int
-    cpu_seconds: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

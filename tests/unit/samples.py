@@ -75,6 +75,6 @@ def write_catalog(root: Path) -> Path:
     (recipes / "stacks" / "cu130.build.txt").write_text(LOCK)
     (recipes / "stacks" / "cu130.run.txt").write_text(LOCK)
     (recipes / "toolkits" / "cuda-13.0.toml").write_text(TOOLKIT)
-    (recipes / "toolkits" / "cuda-13.0.txt").write_text(f"nvcc==13.0.88 --hash=sha256:{'e' * 64}\n")
+    (recipes / "toolkits" / "cuda-13.0.txt").write_text(f"nvidia-cuda-nvcc==13.0.88 --hash=sha256:{'e' * 64}\n")
     (root / "patches" / "demo" / "1.0" / "0001-why.patch").write_text("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
     return recipes
