@@ -1,5 +1,6 @@
 """The whole line: from a derivation to a verified wheel in the wheelhouse; the top function reads like the design."""
 
+import errno
 import os
 import platform
 import shutil
@@ -18,7 +19,16 @@ from .catalog import Catalog
 from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
 from .environment import BuildEnvironment, create, demand
-from .errors import CommandFailedError, InterruptedBuildError, ResourcesError, ToolkitError, VerifyError, WheelmillError
+from .errors import (
+    CommandFailedError,
+    DiskFullError,
+    InterruptedBuildError,
+    RecipeError,
+    ResourcesError,
+    ToolkitError,
+    VerifyError,
+    WheelmillError,
+)
 from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
 from .governor import CompileSummary
 from .index import write_index
@@ -158,11 +168,13 @@ def need_of_stack(stack: Stack, catalog: Catalog) -> Need:
 def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
     """Build, repair and verify one derivation, and enter it into the wheelhouse."""
     started = time.monotonic()
-    if (entry := house.find(derivation.drv)) is not None:
-        entry.check()
-        return Built(derivation=derivation, wheel=entry.wheel, record=None, seconds=0.0, sha256=entry.sha256)
+    if (there := present(derivation, house)) is not None:
+        return there
     fitted = fit(derivation, tools)
     with occupied(derivation, tools.runtime.directories) as place:
+        if (there := present(derivation, house)) is not None:  # another process was at it, and is done
+            retire(place)
+            return there
         fetched = fetch_input(derivation, tools)
         tree = patched_tree(fetched, derivation, place, tools)
         equipment = equip(derivation, fitted, place, tools)
@@ -184,6 +196,15 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
 
 
+def present(derivation: Derivation, house: Wheelhouse) -> "Built | None":
+    """Give the wheel that is in the wheelhouse already; VerifyError where it was altered there."""
+    entry = house.find(derivation.drv)
+    if entry is None:
+        return None
+    entry.check()
+    return Built(derivation=derivation, wheel=entry.wheel, record=None, seconds=0.0, sha256=entry.sha256)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
     """What preflight found to build with."""
@@ -197,6 +218,7 @@ class Fitted:
 def fit(derivation: Derivation, tools: Tools) -> Fitted:
     """Check the machine before anything starts; every problem at once."""
     tools.report.step(f"{derivation.name} {derivation.full_version}  drv {derivation.drv[:12]}")
+    require_probes(derivation)
     limits = tools.limits()
     require_fit(checks(situation(derivation.stack, need_of(derivation), tools, limits)))
     granted = grant_for(derivation, limits, tools.bounds)
@@ -262,7 +284,7 @@ def patched_tree(
     return prepare(
         fetched,
         patches=derivation.patches,
-        must_exist=derivation.release.must_exist,
+        must_exist=(*derivation.release.must_exist, *(entry.path for entry in derivation.release.licenses)),
         destination=place.source,
         epoch=derivation.source_date_epoch,
     )
@@ -345,7 +367,7 @@ def repaired(
     audited = with_floor(audit(built.path, policy=policy, runner=tools.runner, env=env), derivation.stack)
     final = place.out / "stamped"
     final.mkdir()
-    return stamp(
+    stamped = stamp(
         audited,
         stamp=Stamp(
             version=derivation.full_version,
@@ -357,6 +379,9 @@ def repaired(
         ),
         destination=final,
     )
+    for text in stamped.warnings:
+        tools.report.warn(text)
+    return stamped
 
 
 def with_floor(audited: AuditedWheel, stack: Stack) -> AuditedWheel:
@@ -406,12 +431,24 @@ def verify(
     return VerifiedWheel(path=stamped.path, inspection=inspection, findings=(*findings, installed, *probed))
 
 
+def probes(derivation: Derivation) -> tuple[Path, ...]:
+    """Give the recipe's own checks of a release, then its variant's."""
+    names = (*derivation.release.checks.probes, *(derivation.variant.probes if derivation.variant else ()))
+    return tuple(Path(derivation.recipe.file).parent / name for name in names)
+
+
+def require_probes(derivation: Derivation) -> None:
+    """Raise RecipeError for a check that is not there: after the build would be hours too late."""
+    for path in probes(derivation):
+        if not path.is_file():
+            raise RecipeError(f"the check {path} does not exist", file=derivation.recipe.file, key="checks.probes")
+
+
 def run_probes(python: Path, derivation: Derivation, place: Workplace, runner: Runner) -> tuple[Finding, ...]:
     """Run the recipe's own checks with the wheel installed; VerifyError with what a failing one said last."""
-    names = (*derivation.release.checks.probes, *(derivation.variant.probes if derivation.variant else ()))
     env = {"PATH": "/usr/bin:/bin", "HOME": str(place.home), "TMPDIR": str(place.tmp), "LC_ALL": "C.UTF-8"}
-    for name in names:
-        path = Path(derivation.recipe.file).parent / name
+    paths = probes(derivation)
+    for path in paths:
         try:
             runner.run([str(python), "-I", "-B", str(path)], env=env, cwd=place.tmp)
         except CommandFailedError as error:
@@ -420,9 +457,7 @@ def run_probes(python: Path, derivation: Derivation, place: Workplace, runner: R
                 f"the wheel fails the check {path.name}:\n{said}",
                 advice=f"Read {path}: it says what the wheel must do; correct the recipe's patches.",
             ) from error
-    return tuple(
-        Finding(id="probe", status="ok", subject=Path(name).stem, message=f"{Path(name).name} passed") for name in names
-    )
+    return tuple(Finding(id="probe", status="ok", subject=path.stem, message=f"{path.name} passed") for path in paths)
 
 
 def make_record(
@@ -541,6 +576,11 @@ def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse) -> Built | 
         return realise(derivation, tools, house)
     except WheelmillError as error:
         return Failed(derivation=derivation, error=error, seconds=time.monotonic() - started)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        full = DiskFullError(f"no room left on the disk of {error.filename or tools.runtime.directories.cache}")
+        return Failed(derivation=derivation, error=full, seconds=time.monotonic() - started)
     except KeyboardInterrupt:
         stopped = InterruptedBuildError(f"interrupted while building {derivation.name}")
         return Failed(derivation=derivation, error=stopped, seconds=time.monotonic() - started)
