@@ -44,7 +44,7 @@ LATER = {
     "build-stack": "Building and collecting a whole stack arrives with a later release; build its packages by name.",
     "release": "Publishing with proofs arrives with a later release; `wheelmill index` makes a static index now.",
 }
-LOG_BLOCK = 1 << 20
+LOG_BLOCK = 1 << 18
 PREBUILT_ADVICE = "Install it from the package index; `wheelmill plan` shows its pinned file and digest."
 
 
@@ -289,7 +289,8 @@ def run_lock(session: Session) -> int:
 
 def run_doctor(session: Session) -> int:
     """Look at this machine: each finding with advice."""
-    return show_findings(session, survey_machine(session.catalog.stack(session.options.stack), session.tools))
+    stack, archs = session.catalog.stack(session.options.stack), parse_archs(session.options.arch)
+    return show_findings(session, survey_machine(stack, session.tools, archs))
 
 
 def run_lint(session: Session) -> int:

@@ -14,10 +14,12 @@ from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
+from .arch import Arch
 from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied, recorded, retire
 from .catalog import Catalog
 from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
+from .doctor import examine
 from .environment import BuildEnvironment, create, demand
 from .errors import (
     CommandFailedError,
@@ -36,8 +38,9 @@ from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
 from .limits import Limits, read_limits
 from .lock import subset
+from .nvml import binding, read_driver
 from .plan import Plan, Planned, ToolkitSummary, spell_seconds
-from .preflight import Finding, Situation, checks
+from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit
 from .provenance import BuildRecord, Found, embedded, gather, realisation
 from .redist import provide
@@ -48,7 +51,7 @@ from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
 from .stack import Stack
 from .store import Store
-from .toolkit import Machine, Need, Toolkit, choose, make_view, wheels_toolkit
+from .toolkit import Machine, Need, Toolkit, choose, make_view, minor_mismatch, wheels_toolkit
 from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
 from .wheel_file import read_wheel
 from .wheelhouse import Entry, Wheelhouse
@@ -220,7 +223,9 @@ def fit(derivation: Derivation, tools: Tools) -> Fitted:
     tools.report.step(f"{derivation.name} {derivation.full_version}  drv {derivation.drv[:12]}")
     require_probes(derivation)
     limits = tools.limits()
-    require_fit(checks(situation(derivation.stack, need_of(derivation), tools, limits)))
+    findings = checks(situation(derivation.stack, need_of(derivation), tools, limits))
+    warn_of(findings, tools.report)
+    require_fit(findings)
     granted = grant_for(derivation, limits, tools.bounds)
     tools.report.note(f"jobs: {granted.reason}")
     return Fitted(
@@ -229,6 +234,17 @@ def fit(derivation: Derivation, tools: Tools) -> Fitted:
         host=host_compilers(lambda name, path: shutil.which(name, path=path), tools.runner, tools.runtime.env),
         grant=granted,
     )
+
+
+def warn_of(findings: Sequence[Finding], report: Reporter) -> None:
+    """Tell what does not stop a build, variables that stay outside in one line."""
+    warnings = [finding for finding in findings if finding.status == "warn"]
+    outside = [finding.subject for finding in warnings if finding.id == "variable"]
+    for finding in warnings:
+        if finding.id != "variable":
+            report.warn(f"{finding.message}\n{finding.advice}".strip())
+    if outside:
+        report.note(f"set here and kept out of the build: {', '.join(outside)}")
 
 
 def situation(stack: Stack, need: Need, tools: Tools, limits: Limits) -> Situation:
@@ -240,6 +256,8 @@ def situation(stack: Stack, need: Need, tools: Tools, limits: Limits) -> Situati
         python=tools.python,
         cuda_home=tools.cuda_home,
         limits=limits,
+        driver=read_driver(binding()),
+        tools=tools.runtime.python.parent,
     )
 
 
@@ -600,6 +618,8 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
         try:
             chosen = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
             toolkit = ToolkitSummary(cuda=chosen.cuda, nvcc=chosen.nvcc_version, provider=chosen.provider)
+            if differs := minor_mismatch(chosen, need_of(derivation), tools.machine):
+                problems[differs] = SAME_RELEASE.format(cuda=stack.cuda)
         except ToolkitError as error:
             if tools.cuda_home is not None:
                 raise
@@ -658,10 +678,11 @@ def fetch_toolkit(stack: Stack, tools: Tools) -> Toolkit:
     return toolkit
 
 
-def survey_machine(stack: Stack, tools: Tools) -> tuple[Finding, ...]:
+def survey_machine(stack: Stack, tools: Tools, archs: tuple[Arch, ...] = ()) -> tuple[Finding, ...]:
     """Look at everything that a build of this stack needs of this machine."""
     need = need_of_stack(stack, tools.catalog)
-    return checks(situation(stack, need, tools, tools.limits()), thorough=True)
+    need = replace(need, archs=archs or need.archs)
+    return examine(situation(stack, need, tools, tools.limits()))
 
 
 def driver_version(path: Path) -> str:

@@ -26,6 +26,7 @@ Provider = Literal["given", "wheels", "redistributable", "host"]
 
 INCLUDE_FOLDERS = ("include", "include/cccl", "targets/x86_64-linux/include", "targets/x86_64-linux/include/cccl")
 LIBRARY_FOLDERS = ("lib64", "lib", "targets/x86_64-linux/lib")
+LIST_SEPARATOR = re.compile(r"[:;,]")
 ELF_MAGIC = b"\x7fELF"
 VIEW = "view-1"
 """The number rises with every change of what a view looks like, so that an old one is not taken for a new one."""
@@ -63,7 +64,11 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundToolkit:
-    """A toolkit on this machine and whether it serves; `problems` is empty where it does."""
+    """A toolkit on this machine and whether it serves; `problems` is empty where it does.
+
+    `other_minor`: it could serve, as torch only warns then, but is no release that the recipe names: it is taken
+    where the user gives it, and never of our own accord.
+    """
 
     root: Path
     origins: tuple[str, ...]
@@ -72,6 +77,7 @@ class FoundToolkit:
     missing_headers: tuple[str, ...]
     missing_libraries: tuple[str, ...]
     problems: tuple[str, ...]
+    other_minor: str = ""
 
     @property
     def cuda(self) -> str:
@@ -80,13 +86,14 @@ class FoundToolkit:
 
     @property
     def fits(self) -> bool:
-        """Say whether a build may use it."""
-        return not self.problems
+        """Say whether a build may choose it."""
+        return not self.problems and not self.other_minor
 
     def __str__(self) -> str:
         """Give one line: where, what, and why not."""
         what = f"CUDA {self.cuda}" if self.cuda else "no CUDA toolkit"
-        return f"{self.root} ({what}): {'; '.join(self.problems) or 'fits'}"
+        reasons = (self.other_minor, *self.problems) if self.other_minor else self.problems
+        return f"{self.root} ({what}): {'; '.join(reasons) or 'fits'}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,12 +221,22 @@ def examine(root: Path, need: Need, machine: Machine, *, origins: tuple[str, ...
         missing_libraries=libraries,
         problems=(),
     )
-    return replace(found, problems=(broken,) if broken else tuple(misfits(found, need)))
+    if broken:
+        return replace(found, problems=(broken,))
+    return replace(found, problems=tuple(misfits(found, need)), other_minor=other_minor(found, need))
+
+
+def other_minor(found: FoundToolkit, need: Need) -> str:
+    """Say that a release differs from every accepted one by its minor number alone."""
+    majors = {release.partition(".")[0] for release in need.recipe.accepts}
+    if found.cuda in need.recipe.accepts or found.cuda.partition(".")[0] not in majors:
+        return ""
+    return f"CUDA {found.cuda}, where torch needs {' or '.join(need.recipe.accepts)}"
 
 
 def misfits(found: FoundToolkit, need: Need) -> Iterator[str]:
     """Give every reason why a toolkit does not serve."""
-    if found.cuda not in need.recipe.accepts:
+    if found.cuda not in need.recipe.accepts and not other_minor(found, need):
         yield f"CUDA {found.cuda}, where torch needs {' or '.join(need.recipe.accepts)}"
     if found.missing_headers:
         yield f"header {few(found.missing_headers)} missing"
@@ -381,31 +398,69 @@ def hosted(found: FoundToolkit, directories: Directories, *, provider: Provider)
 
 def given_toolkit(text: str, origin: str, need: Need, machine: Machine) -> Toolkit:
     """Take the toolkit that the user names, or say exactly why it cannot serve."""
-    root = given_root(text, origin, cwd=machine.cwd, home=machine.env.get("HOME", ""))
+    try:
+        root = given_root(text, origin, cwd=machine.cwd, home=machine.env.get("HOME", ""))
+    except ToolkitError as error:
+        fitting = first_fit((*listed(text, need, machine), *survey(need, machine)), need)
+        if fitting is not None and f"`--cuda-home {fitting.root}`" not in error.advice:
+            error.advice += f" `--cuda-home {fitting.root}` would fit (CUDA {fitting.cuda})."
+        raise
     found = examine(root, need, machine, origins=(origin,))
-    if found.fits:
+    if not found.problems:
         return hosted(found, machine.directories, provider="given")
     others = survey(need, machine)
     lines = [
         f"{origin} {text} does not fit stack {need.stack.name}: {found.problems[0]}",
-        f"  toolkit  CUDA {found.cuda or 'unknown'} (nvcc {found.nvcc_version or 'unknown'}) in {root}",
-        f"  torch    {need.torch}",
-        f"  driver   {machine.driver or 'none on this machine'}",
-        *(f"  also     {problem}" for problem in found.problems[1:]),
+        *three(found.cuda, found.nvcc_version, root, need, machine),
+        *(f"  also     {problem}" for problem in (*found.problems[1:], found.other_minor) if problem),
     ]
     raise ToolkitError("\n".join(lines), advice=would_fit(origin, need, others, machine.directories))
+
+
+def listed(text: str, need: Need, machine: Machine) -> Iterator[FoundToolkit]:
+    """Examine each folder of what the user gave as a list."""
+    parts = [part for part in LIST_SEPARATOR.split(text) if part.startswith("/")]
+    for part in parts if len(parts) > 1 else ():
+        yield examine(Path(os.path.realpath(part)), need, machine, origins=("the list",))
+
+
+def three(cuda: str, nvcc: str, root: Path, need: Need, machine: Machine) -> tuple[str, str, str]:
+    """Name toolkit, torch and driver apart: three versions that people take for one."""
+    return (
+        f"  toolkit  CUDA {cuda or 'unknown'} (nvcc {nvcc or 'unknown'}) in {root}",
+        f"  torch    {need.torch}",
+        f"  driver   {machine.driver or 'none on this machine'}",
+    )
+
+
+def minor_mismatch(toolkit: Toolkit, need: Need, machine: Machine) -> str:
+    """Say that toolkit and torch differ by a minor release, which torch takes with a warning; empty where not."""
+    if toolkit.cuda == need.stack.cuda:
+        return ""
+    lines = (
+        f"CUDA {toolkit.cuda} is another minor release than torch's {need.stack.cuda}; the build goes on",
+        *three(toolkit.cuda, toolkit.nvcc_version, toolkit.root, need, machine),
+    )
+    return "\n".join(lines)
 
 
 def would_fit(origin: str, need: Need, others: Iterable[FoundToolkit], directories: Directories) -> str:
     """Say what to type where the given toolkit does not serve."""
     if fitting := first_fit(others, need):
         return f"`--cuda-home {fitting.root}` would fit (CUDA {fitting.cuda})."
+    if near := nearly(others):
+        return f"`--cuda-home {near.root}` would serve (CUDA {near.cuda}, another minor release: a warning)."
     without = "Leave --cuda-home out" if origin == "--cuda-home" else f"Run `unset {origin}`"
     if need.lock is not None:
         return f"{without}: the pinned toolkit for CUDA {need.recipe.cuda} comes from wheels."
     if fetched_toolkit(need, directories) is not None:
         return f"{without}: the pinned toolkit for CUDA {need.recipe.cuda} is fetched already."
     return f"No toolkit on this machine would fit. {ways_on(need)}"
+
+
+def nearly(found: Iterable[FoundToolkit]) -> FoundToolkit | None:
+    """Give a toolkit that serves with a warning."""
+    return next((entry for entry in found if entry.other_minor and not entry.problems), None)
 
 
 def ways_on(need: Need) -> str:
@@ -434,7 +489,10 @@ def none_fits(need: Need, found: Sequence[FoundToolkit], roots: Sequence[Path]) 
     ]
     if not found:
         lines.append("  found    none")
-    return ToolkitError("\n".join(lines), advice=ways_on(need))
+    advice = ways_on(need)
+    if near := nearly(found):
+        advice = f"`--cuda-home {near.root}` would serve (CUDA {near.cuda}, another minor release: a warning). {advice}"
+    return ToolkitError("\n".join(lines), advice=advice)
 
 
 def given_root(text: str, origin: str, *, cwd: Path, home: str) -> Path:
@@ -445,7 +503,7 @@ def given_root(text: str, origin: str, *, cwd: Path, home: str) -> Path:
     if text.startswith("~"):
         expanded = home + text[1:] if text[1:2] in {"", "/"} and home else "the path in full"
         raise ToolkitError(f"{origin} {text}: the shell did not expand ~", advice=f"Write {expanded}.")
-    if not os.path.lexists(path) and (parts := [part for part in re.split(r"[:;,]", text) if part])[1:]:
+    if not os.path.lexists(path) and (parts := [part for part in LIST_SEPARATOR.split(text) if part])[1:]:
         raise ToolkitError(
             f"{origin} {text}: is a list of {len(parts)} paths, and one toolkit is wanted",
             advice=f"Give one of them: `--cuda-home {parts[0]}`.",

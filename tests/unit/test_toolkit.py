@@ -20,6 +20,7 @@ from wheelmill.toolkit import (
     choose,
     driver_version,
     make_view,
+    minor_mismatch,
     redistributed_toolkit,
     survey,
     tree_digest,
@@ -400,7 +401,84 @@ def test_what_cannot_be_a_toolkit_is_told_precisely(world: World, given: str, sa
     error = refusal(NEED, world.machine(), given.replace("@", str(world.root)))
 
     assert str(error) == "--cuda-home" + said.replace("@", str(world.root))
-    assert error.advice == advice.replace("@", str(world.root))
+    fits = " `--cuda-home @/usr/local/cuda-12.8` would fit (CUDA 12.8)."
+    assert error.advice == (advice + fits).replace("@", str(world.root))
+
+
+def test_of_a_list_the_one_that_fits_is_named(world: World) -> None:
+    """Of the folders in a list, the advice names the one that would serve."""
+    wrong, right = world.toolkit("a/cuda-11.8", "11.8.89"), world.toolkit("b/cuda-12.8")
+
+    error = refusal(NEED, world.machine(), f"{wrong}:{right}")
+
+    assert error.advice == f"Give one of them: `--cuda-home {wrong}`. `--cuda-home {right}` would fit (CUDA 12.8)."
+
+
+def test_without_a_fitting_toolkit_none_is_promised(world: World) -> None:
+    """The advice is then about the path alone."""
+    assert refusal(NEED, world.machine(), "").advice == "Name the folder that holds bin/nvcc, or leave it out."
+
+
+# other releases --------------------------------------------------------------------------------------
+
+
+def test_another_minor_release_goes_on_with_a_warning(world: World) -> None:
+    """The nvcc of 12.9 with torch cu128: toolkit, torch and driver are named apart, and nothing stops."""
+    given = world.toolkit("elsewhere", "12.9.86")
+
+    chosen = choose(NEED, world.machine(), given=str(given))
+
+    assert minor_mismatch(chosen, NEED, world.machine()).splitlines() == [
+        "CUDA 12.9 is another minor release than torch's 12.8; the build goes on",
+        f"  toolkit  CUDA 12.9 (nvcc 12.9.86) in {given}",
+        "  torch    2.9.1+cu128, built with CUDA 12.8",
+        "  driver   570.86.15",
+    ]
+    same = choose(NEED, world.machine(), given=str(world.toolkit("same")))
+    assert minor_mismatch(same, NEED, world.machine()) == ""
+
+
+def test_a_minor_release_that_no_recipe_names_must_be_given(world: World) -> None:
+    """12.6 serves torch cu128 where the user says so; of our own accord it is not taken, only named."""
+    given = world.toolkit("usr/local/cuda-12.6", "12.6.85")
+
+    chosen = choose(NEED, world.machine(), given=str(given))
+
+    assert (chosen.cuda, chosen.provider) == ("12.6", "given")
+    error = refusal(NEED, world.machine())
+    assert f"  found    {given} (CUDA 12.6): CUDA 12.6, where torch needs 12.8 or 12.9" in str(error).splitlines()
+    assert error.advice.startswith(
+        f"`--cuda-home {given}` would serve (CUDA 12.6, another minor release: a warning). Ways on: "
+    )
+    wrong = world.toolkit("elsewhere", "13.1.80")
+    assert refusal(NEED, world.machine(), str(wrong)).advice == (
+        f"`--cuda-home {given}` would serve (CUDA 12.6, another minor release: a warning)."
+    )
+
+
+def test_another_major_release_is_refused(world: World) -> None:
+    """13.0 with torch cu128: toolkit, torch and driver are named apart, and what would fit."""
+    wrong, right = world.toolkit("elsewhere", "13.0.88"), world.toolkit("usr/local/cuda-12.8")
+
+    error = refusal(NEED, world.machine(), str(wrong))
+
+    assert str(error).splitlines() == [
+        f"--cuda-home {wrong} does not fit stack cu128: CUDA 13.0, where torch needs 12.8 or 12.9",
+        f"  toolkit  CUDA 13.0 (nvcc 13.0.88) in {wrong}",
+        "  torch    2.9.1+cu128, built with CUDA 12.8",
+        "  driver   570.86.15",
+    ]
+    assert error.advice == f"`--cuda-home {right}` would fit (CUDA 12.8)."
+
+
+def test_an_old_minor_release_still_has_to_make_the_code(world: World) -> None:
+    """What is missing besides is an error, and the release is told with it."""
+    given = world.toolkit("elsewhere", "12.6.85", without="include/cusparse.h")
+
+    assert str(refusal(NEED, world.machine(), str(given))).splitlines()[0::4] == [
+        f"--cuda-home {given} does not fit stack cu128: header cusparse.h missing",
+        "  also     CUDA 12.6, where torch needs 12.8 or 12.9",
+    ]
 
 
 # digests, views --------------------------------------------------------------------------------------
