@@ -77,18 +77,19 @@ class Catalog:
 
     def build_lock(self, stack: Stack) -> Lock:
         """Read the lock of the stack's build environment."""
-        return read_lock(Path(stack.file).parent / stack.build_lock, owner=stack.file, key="build-lock")
+        return stack_lock(stack, stack.build_lock, key="build-lock")
 
     def run_lock(self, stack: Stack) -> Lock:
         """Read the lock of what the stack's packages need at run time."""
-        return read_lock(Path(stack.file).parent / stack.run_lock, owner=stack.file, key="run-lock")
+        return stack_lock(stack, stack.run_lock, key="run-lock")
 
     def toolkit_lock(self, toolkit: ToolkitRecipe) -> Lock | None:
         """Read the lock of a toolkit that comes from wheels."""
         if toolkit.wheels is None:
             return None
         file = Path(toolkit.file).parent / toolkit.wheels.requirements
-        return read_lock(file, owner=toolkit.file, key="wheels.requirements")
+        advice = "Restore the file: it belongs to the toolkit recipe and pins every file of the toolkit."
+        return read_lock(file, owner=toolkit.file, key="wheels.requirements", advice=advice)
 
     def patches(self, recipe: Recipe, release: Release, variant: Variant | None) -> tuple[Patch, ...]:
         """Read the patches of a release, then its variant's, in the recipe's order."""
@@ -103,7 +104,7 @@ def patches_folder(recipe: Recipe) -> Path:
 
 
 def read_patch(path: Path, recipe: Recipe) -> Patch:
-    """Read one patch; PatchError where it is missing."""
+    """Read one patch; PatchError where it is missing or no text."""
     try:
         return Patch(name=path.name, text=path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
@@ -111,16 +112,27 @@ def read_patch(path: Path, recipe: Recipe) -> Patch:
             f"patch {path} does not exist; {recipe.file} names it",
             advice="Restore the file, or take its line out of `patches` in the recipe.",
         ) from None
+    except UnicodeDecodeError as error:
+        raise PatchError(
+            f"patch {path} is not UTF-8: byte {error.start}",
+            advice="Make it again with `git format-patch`; a patch of other text needs a source tree of its own.",
+        ) from None
 
 
-def read_lock(path: Path, *, owner: str, key: str) -> Lock:
-    """Read one lock; RecipeError where it is missing."""
+def stack_lock(stack: Stack, file: str, *, key: str) -> Lock:
+    """Read one of a stack's two locks."""
+    advice = f"Make it: `wheelmill lock {stack.name}`."
+    return read_lock(Path(stack.file).parent / file, owner=stack.file, key=key, advice=advice)
+
+
+def read_lock(path: Path, *, owner: str, key: str, advice: str) -> Lock:
+    """Read one lock; RecipeError where it is missing or no text."""
     try:
         return parse_lock(path.read_text("utf-8"), file=str(path))
     except FileNotFoundError:
-        raise RecipeError(
-            f"{path} does not exist", file=owner, key=key, advice="Make it with `wheelmill lock STACK`."
-        ) from None
+        raise RecipeError(f"{path} does not exist", file=owner, key=key, advice=advice) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"is not UTF-8: byte {error.start}", file=str(path), advice=advice) from None
 
 
 def chosen(values: Mapping[str, T], name: str, what: str) -> T:

@@ -1,5 +1,6 @@
 """How many compiles may run at once, and why: the smallest of cores, the user's cap, memory and units."""
 
+import re
 from dataclasses import dataclass
 
 from .errors import ResourcesError, UsageError
@@ -20,11 +21,11 @@ class Grant:
     memory_per_compile: int
 
 
-def parse_jobs(text: str, *, source: str) -> int:
-    """Read a cap on jobs; UsageError unless a whole number of at least 1."""
-    if not text.strip().isdigit() or int(text) < 1:
+def parse_jobs(text: str, *, source: str, what: str = "jobs") -> int:
+    """Read a cap on jobs or cores; UsageError unless a whole number of at least 1."""
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text.strip(), re.ASCII):
         raise UsageError(
-            f"{source}={text!r} is not a number of jobs",
+            f"{source}={text!r} is not a number of {what}",
             advice=f"Give a whole number of at least 1, or leave {source} out: memory is watched either way.",
         )
     return int(text)

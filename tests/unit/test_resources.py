@@ -56,7 +56,7 @@ def test_memory_is_the_law(requested: int | None, cpus: int, available: int, mem
     assert found.granted * memory <= capacity(available) <= available - GIB
 
 
-@pytest.mark.parametrize("text", ["0", "", "abc", "-1", "1.5", " "])
+@pytest.mark.parametrize("text", ["0", "", "abc", "-1", "1.5", " ", "²", "٣", "9" * 5000, "1e3", "0x8"])
 def test_a_number_of_jobs_that_cannot_be(text: str) -> None:
     """MAX_JOBS of 0, nothing, letters or below zero: exit status 2."""
     with pytest.raises(UsageError) as caught:
