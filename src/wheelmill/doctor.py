@@ -211,7 +211,10 @@ def last_change(place: Path) -> float:
 
 
 def is_held(lock: Path) -> bool:
-    """Say whether a process holds a lock: the kernel frees it when that process ends, however it does."""
+    """Say whether a process holds a lock: the kernel frees it when that process ends, however it does.
+
+    To ask is to hold it for some microseconds; shared, so that two doctors do not take each other for a build.
+    """
     try:
         with lock.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -143,7 +143,10 @@ def check_requirements(environment: BuildEnvironment, requirements: tuple[str, .
     env = {"PATH": f"{environment.bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     done = runner.run((str(environment.python), "-I", "-c", PROBE, *names), env=env)
     found: dict[str, dict[str, object] | None] = json.loads(done.stdout)
-    problems = (unmet(each, found.get(canonicalize_name(each.name)), environment) for each in wanted)
+    problems = (
+        unmet(each, found.get(canonicalize_name(each.name)), environment) or idle(each, environment, runner)
+        for each in wanted
+    )
     return tuple(problem for problem in problems if problem)
 
 
@@ -164,6 +167,22 @@ def unmet(wanted: Requirement, found: dict[str, object] | None, environment: Bui
     if name in TOOLS and not os.access(environment.bin / name, os.X_OK):
         return f"{wanted} (found {version}, but not its program {environment.bin / name})"
     return ""
+
+
+def idle(wanted: Requirement, environment: BuildEnvironment, runner: Runner) -> str:
+    """Say that a requirement which is of use only as a program does not run, else nothing.
+
+    torch asks ninja for its version too, and compiles one file at a time where that fails.
+    """
+    name = canonicalize_name(wanted.name)
+    if name not in TOOLS:
+        return ""
+    program = environment.bin / name
+    try:
+        done = runner.run((str(program), "--version"), env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}, check=False)
+    except EnvironmentUnfitError as error:
+        return f"{wanted} ({error})"
+    return "" if done.returncode == 0 else f"{wanted} ({program} ends with status {done.returncode})"
 
 
 def demand(environment: BuildEnvironment, requirements: tuple[str, ...], runner: Runner, *, lock: Lock) -> None:

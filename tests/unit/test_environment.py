@@ -63,15 +63,17 @@ class FakeUv:
         self.fails = fails
         self.calls: list[tuple[tuple[str, ...], Mapping[str, str]]] = []
         self.said: dict[str, object] = {}
+        self.statuses: dict[str, int] = {}
 
     def run(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, check: bool = True
     ) -> Completed:
         """Answer the requirement probe."""
         assert cwd is None
-        assert check
         self.calls.append((tuple(argv), env))
-        return Completed(argv=tuple(argv), returncode=0, stdout=json.dumps(self.said), stderr="", seconds=0.0)
+        status = self.statuses.get(Path(argv[0]).name, 0)
+        assert not (status and check)
+        return Completed(argv=tuple(argv), returncode=status, stdout=json.dumps(self.said), stderr="", seconds=0.0)
 
     def stream(
         self,
@@ -258,6 +260,17 @@ def test_all_missing_requirements_are_listed_at_once(tmp_path: Path) -> None:
         "psutil (found 7.2.2, but `import psutil` would fail)",
         "setuptools>=77 (found 60.0)",
         f"cmake>=3.26 (found 4.0.0, but not its program {tmp_path}/bin/cmake)",
+    )
+
+
+def test_a_program_that_does_not_run_is_not_met(tmp_path: Path) -> None:
+    """A ninja that ends with 1 is as good as none: torch would compile one file at a time."""
+    runner = FakeUv()
+    runner.said = {"ninja": {"version": "1.13.0", "broken": []}}
+    runner.statuses = {"ninja": 1}
+
+    assert check_requirements(environment_at(tmp_path), ("ninja>=1.11",), runner) == (
+        f"ninja>=1.11 ({tmp_path}/bin/ninja ends with status 1)",
     )
 
 
