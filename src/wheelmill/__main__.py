@@ -15,10 +15,10 @@ def stop(number: int, _frame: FrameType | None) -> Never:
 def main() -> Never:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal stops no build; its compilers outlived us before
     try:
-        from .cli import main as run  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
-
         status = run(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)  # noqa: T201 - the console may be what was interrupted
         status = 130
@@ -27,6 +27,16 @@ def main() -> Never:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
+
+
+def run(words: list[str]) -> int:
+    """Run a command; the parser's own exits (--help, a bad option) become a status."""
+    from .cli import main as command_line  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
+
+    try:
+        return command_line(words)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,15 @@ from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
 from .derivation import Selection, instantiate, parse_epoch
 from .diagnosis import Surroundings, diagnose
-from .errors import EXIT_STATUS, NothingSelectedError, RecipeError, UsageError, VerifyError, WheelmillError
+from .errors import (
+    EXIT_STATUS,
+    InterruptedBuildError,
+    NothingSelectedError,
+    RecipeError,
+    UsageError,
+    VerifyError,
+    WheelmillError,
+)
 from .gc import collect
 from .index import write_index
 from .inspection import inspect_wheel
@@ -118,8 +126,8 @@ class Session:
         names = named or (list(stack.packages) if default_all else [])
         if not names:
             raise NothingSelectedError(
-                f"nothing to do: no package named; stack {stack.name} pins {', '.join(stack.packages)}",
-                advice=f"Name one: `wheelmill {self.options.command} {next(iter(stack.packages))}`.",
+                f"nothing to do: no package named; stack {stack.name} pins {', '.join(stack.packages) or 'none'}",
+                advice=f"Name one: `wheelmill {self.options.command} {next(iter(stack.packages), 'NAME')}`.",
             )
         epoch = self.runtime.env.get("SOURCE_DATE_EPOCH")
         return tuple(
@@ -150,7 +158,9 @@ def bounds(options: Options, runtime: Runtime) -> Bounds:
         memory = None if options.memory is None else parse_size(options.memory)
     except ValueError as error:
         raise UsageError(f"--memory: {error}") from None
-    cpus = None if options.cpus is None else parse_jobs(options.cpus, source="--cpus")
+    if memory == 0:
+        raise UsageError("--memory: 0 is not a size to work with", advice="Write it like 24GiB, or leave it out.")
+    cpus = None if options.cpus is None else parse_jobs(options.cpus, source="--cpus", what="cores")
     threads = runtime.env.get("NVCC_THREADS", "").strip()
     return Bounds(
         max_jobs=jobs,
@@ -360,12 +370,13 @@ def run_limits(session: Session) -> int:
 
 
 def run_inspect(session: Session) -> int:
-    """Show what is in a wheel."""
-    for path in wheel_paths(session):
-        inspection = inspect_wheel(path)
-        if session.options.json:
-            session.document(inspection.to_json())
-            continue
+    """Show what is in a wheel; as JSON, several are a list in one document."""
+    inspections = [inspect_wheel(path) for path in wheel_paths(session)]
+    if session.options.json:
+        documents = [inspection.to_json() for inspection in inspections]
+        session.document(documents[0] if len(documents) == 1 else {"schema": 1, "wheels": documents})
+        return 0
+    for inspection in inspections:
         result(f"{inspection.name} {inspection.version}  {', '.join(inspection.tags)}  {inspection.size:,} bytes")
         result(f"  requires {inspection.requires_torch or 'no torch'}")
         for file in inspection.elf:
@@ -661,12 +672,19 @@ def main(argv: Sequence[str]) -> int:
     try:
         return COMMANDS[options.command].run(session)
     except WheelmillError as error:
-        console.failure(error)
-        if options.json:
-            session.document({"schema": 1, "error": error_document(error)})
-        return error.exit_status
+        return report_failure(session, error)
+    except KeyboardInterrupt:
+        return report_failure(session, InterruptedBuildError("interrupted"))
     finally:
         sys.stdout.flush()
+
+
+def report_failure(session: Session, error: WheelmillError) -> int:
+    """Report a failure, as JSON too where that was asked for; give its exit status."""
+    session.console.failure(error)
+    if session.options.json:
+        session.document({"schema": 1, "error": error_document(error)})
+    return error.exit_status
 
 
 def error_document(error: WheelmillError) -> dict[str, object]:

@@ -1,14 +1,21 @@
 """The command line: what is asked reaches the stages, what cannot be meant is refused."""
 
 import json
+import re
+import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import write_catalog
 
 from wheelmill import cli
+from wheelmill._console import make_console
+from wheelmill._process import SystemRunner
 from wheelmill.errors import EXIT_STATUS, UsageError
+from wheelmill.preflight import Finding
 from wheelmill.runtime import Directories, Runtime
+from wheelmill.wheelhouse import Wheelhouse
 
 
 def runtime(tmp_path: Path, **env: str) -> Runtime:
@@ -37,7 +44,8 @@ def test_the_option_wins_over_max_jobs(tmp_path: Path) -> None:
         ([], {"MAX_JOBS": "abc"}, "MAX_JOBS='abc' is not a number of jobs"),
         ([], {"MAX_JOBS": "-1"}, "MAX_JOBS='-1' is not a number of jobs"),
         (["--memory", "lots"], {}, "--memory: not a size: 'lots'; write it like 7GiB or 512MiB"),
-        (["--cpus", "0"], {}, "--cpus='0' is not a number of jobs"),
+        (["--memory", "0"], {}, "--memory: 0 is not a size to work with"),
+        (["--cpus", "0"], {}, "--cpus='0' is not a number of cores"),
     ],
 )
 def test_a_cap_that_cannot_be(tmp_path: Path, words: list[str], env: dict[str, str], message: str) -> None:
@@ -152,3 +160,186 @@ def test_lint_ends_with_2_where_something_is_wrong(recipes: Path, capsys: pytest
 def test_threads_that_the_user_would_have_set(tmp_path: Path, text: str, read: int | None) -> None:
     """NVCC_THREADS does not reach a build; the plan only tells what it would have meant."""
     assert cli.bounds(options("plan"), runtime(tmp_path, NVCC_THREADS=text)).nvcc_threads == read
+
+
+# findings
+
+
+def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Show one finding of each status."""
+    session = cli.Session(
+        options=options("doctor", *words),
+        runtime=runtime(Path("/")),
+        console=make_console(quiet=False, no_colour=True),
+        runner=SystemRunner(),
+    )
+    shown = [
+        Finding(id=f"id-{status}", status=status, subject="disk", message=f"is {status}", advice="buy one")
+        for status in ("ok", "warn", "error", "skip")
+    ]
+    status = cli.show_findings(session, shown)
+    assert cli.show_findings(session, shown[:2]) == 0
+    return status, capsys.readouterr().out
+
+
+def test_findings_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Advice only where something is to be done; one error decides the status."""
+    status, out = findings(capsys)
+    assert status == 5
+    assert out.splitlines()[:6] == [
+        "ok    disk: is ok",
+        "warn  disk: is warn",
+        "      next: buy one",
+        "error disk: is error",
+        "      next: buy one",
+        "skip  disk: is skip",
+    ]
+
+
+def test_findings_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The fields that others rely on."""
+    status, out = findings(capsys, "--json")
+    document, _ = json.JSONDecoder().raw_decode(out)
+    assert status == 5
+    assert document["findings"][2] == {
+        "id": "id-error",
+        "status": "error",
+        "subject": "disk",
+        "message": "is error",
+        "advice": "buy one",
+    }
+    assert [finding["status"] for finding in document["findings"]] == ["ok", "warn", "error", "skip"]
+
+
+# wheels
+
+WHEELS = runpy.run_path(str(Path(__file__).with_name("test_verify.py")))
+NAME: str = WHEELS["NAME"]
+
+
+def test_verify_tells_every_wheel_and_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good one, a bad one and none at all: one document, each by its name; the status is verify's."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for folder in (good, bad):
+        folder.mkdir()
+    WHEELS["wheel"](good)
+    WHEELS["wheel"](bad, WHEELS["changed"]("Name: demo", "Name: other", file="METADATA"))
+    (tmp_path / NAME).write_bytes(b"no zip")
+    paths = [str(folder / NAME) for folder in (good, bad, tmp_path)]
+    status, out, err = run(capsys, "verify", *paths, "--json", "--quiet")
+    document = json.loads(out)
+    assert status == 8
+    assert [each["wheel"] for each in document["wheels"]] == [NAME] * 3
+    errors = [[f["id"] for f in each["findings"] if f["status"] == "error"] for each in document["wheels"]]
+    assert errors == [[], ["names"], ["readable"]]
+    assert document["findings"] == [finding for each in document["wheels"] for finding in each["findings"]]
+    assert f"error: {NAME} failed 1 of its checks; it does not enter the wheelhouse\n" in err
+    assert run(capsys, "verify", paths[0])[0] == 0
+
+
+def test_verify_names_what_it_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json the findings are talk; a wheel must be named."""
+    WHEELS["wheel"](tmp_path)
+    status, out, err = run(capsys, "verify", str(tmp_path / NAME))
+    assert (status, out) == (0, "")
+    assert "    ok    record: RECORD is complete and every digest is right\n" in err
+    status, _, err = run(capsys, "verify")
+    assert status == 3
+    assert err == "error: no wheel named\n  next: Give a path: `wheelmill verify wheelhouse/NAME.whl`.\n"
+
+
+def test_inspect_is_one_document_whatever_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One wheel is the document, several are a list in it."""
+    path = str(WHEELS["wheel"](tmp_path))
+    _, out, _ = run(capsys, "inspect", path, "--json")
+    one = json.loads(out)
+    assert one["name"] == "demo"
+    _, out, _ = run(capsys, "inspect", path, path, "--json")
+    assert json.loads(out) == {"schema": 1, "wheels": [one, one]}
+
+
+def test_inspect_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of members are shown, never obeyed by the terminal."""
+    makers = WHEELS["MAKERS"]
+    path = makers["wheel_at"](tmp_path, {"demo/\x1b[2J.so": makers["library"](90)})
+    status, out, _ = run(capsys, "inspect", str(path))
+    assert status == 0
+    assert "  demo/\\x1b[2J.so: 9.0; glibc None; needs \n" in out
+    assert "  requires no torch\n" in out
+
+
+def entered(tmp_path: Path, *, index: str) -> None:
+    """Put the sample wheel into the wheelhouse."""
+    wheel = WHEELS["wheel"](tmp_path)
+    (tmp_path / "log").write_text("")
+    record = {"drv": "d" * 64, "index": index}
+    Wheelhouse(root=tmp_path / "house").enter(wheel, build_record=record, log=tmp_path / "log")
+
+
+def test_index_writes_one_per_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder on stdout; an empty wheelhouse has none to write."""
+    house = tmp_path / "house"
+    status, _, err = run(capsys, "index", "--wheelhouse", str(house))
+    assert status == 3
+    assert err.startswith(f"error: no wheel in {house}\n")
+    entered(tmp_path, index="cu130-torch2.11.0-sm100")
+    status, out, _ = run(capsys, "index", "--wheelhouse", str(house))
+    folder = house / "simple" / "cu130-torch2.11.0-sm100"
+    assert (status, out) == (0, f"{folder}\n")
+    assert (folder / "demo" / "index.html").is_file()
+
+
+# the rest of the line
+
+
+def test_a_lock_that_is_not_current(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lock --check` says what is off and what to run, without a network."""
+    status, _, err = run(capsys, "lock", "cu130", "--check", "--recipes", str(recipes))
+    assert status == 2
+    stack = recipes / "stacks" / "cu130.toml"
+    assert err.startswith(f"error: {stack}: cu130.build.txt was made from other inputs than cu130.toml and the recipes")
+    assert err.endswith("  next: Run `wheelmill lock cu130`.\n")
+
+
+def test_a_lock_that_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    """Our own stacks are."""
+    status, out, err = run(capsys, "lock", "cu130", "--check")
+    assert (status, out, err) == (0, "", "    cu130: both locks are current\n")
+
+
+def test_an_interruption_is_reported_as_any_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One JSON document also then, and what to do next."""
+
+    def interrupted(_: cli.Session) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "limits", replace(cli.COMMANDS["limits"], run=interrupted))
+    status, out, err = run(capsys, "limits", "--json")
+    advice = "Run the same command again: finished objects are reused."
+    assert status == 130
+    assert json.loads(out)["error"] == {
+        "kind": "interrupted",
+        "exit": 130,
+        "message": "interrupted",
+        "advice": advice,
+    }
+    assert err == f"error: interrupted\n  next: {advice}\n"
+
+
+def test_a_stack_without_packages(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to plan, and nothing to suggest by name."""
+    stack = recipes / "stacks" / "cu130.toml"
+    stack.write_text(stack.read_text().replace('packages = { demo = "1.0" }', "packages = {}"))
+    status, _, err = run(capsys, "plan", "--stack", "cu130", "--recipes", str(recipes))
+    assert status == 3
+    assert "stack cu130 pins none\n  next: Name one: `wheelmill plan NAME`.\n" in err
+
+
+def test_every_advice_names_a_command_that_there_is() -> None:
+    """Whoever follows the last line of a report must not meet another error."""
+    package = Path(cli.__file__).parent
+    for path in sorted(package.glob("*.py")):
+        words = re.findall(r"`wheelmill ([a-z-]+)", path.read_text("utf-8"))
+        assert set(words) <= set(cli.COMMANDS), path.name
