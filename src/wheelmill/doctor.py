@@ -40,7 +40,7 @@ def examine(
 ) -> tuple[Finding, ...]:
     """Look at everything, also at what stops no build."""
     return (
-        *checks(situation, fresh=True),
+        *checks(situation),
         *survey_findings(situation),
         *torch_findings(situation),
         *program_findings(situation.machine),

@@ -113,14 +113,14 @@ class Situation:
     space: Callable[[Path], Space] = space_at
 
 
-def checks(situation: Situation, *, fresh: bool = False) -> tuple[Finding, ...]:
+def checks(situation: Situation) -> tuple[Finding, ...]:
     """Look at everything that a build needs of this machine; nothing is fetched, and only a note is written.
 
-    The note remembers a trial of the compiler that went well; with `fresh` it is tried again.
+    The note remembers a trial of the compiler that went well.
     """
     interpreter = find(situation)
     chosen = choice(situation)
-    trial = try_compiler(situation, chosen, fresh=fresh) if isinstance(chosen, Toolkit) else None
+    trial = try_compiler(situation, chosen) if isinstance(chosen, Toolkit) else None
     findings = [
         *interpreter_findings(situation, interpreter),
         *compiler_findings(situation, trial),
@@ -249,7 +249,7 @@ class Trial:
     too_new: bool = False
 
 
-def try_compiler(situation: Situation, toolkit: Toolkit, *, fresh: bool) -> Trial | None:
+def try_compiler(situation: Situation, toolkit: Toolkit) -> Trial | None:
     """Compile three lines for the architectures asked for; None where nothing can be tried.
 
     It takes half a second of CPU time, so that it went well is noted, by toolkit and compiler.
@@ -264,7 +264,7 @@ def try_compiler(situation: Situation, toolkit: Toolkit, *, fresh: bool) -> Tria
     note = machine.directories.toolkits / "tried" / key
     names = ", ".join(arch.sm for arch in archs)
     fine = f"nvcc {toolkit.nvcc_version} compiles for {names} with {gxx}"
-    if note.is_file() and not fresh:
+    if note.is_file():
         return Trial(finding=trial_finding("ok", f"{fine} (tried before)"))
     said = compile_trial(nvcc, gxx, situation)
     if said is None:

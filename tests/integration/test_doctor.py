@@ -116,8 +116,8 @@ def test_the_real_nvcc_tries_the_real_compiler(toolkit_root: Path, tmp_path: Pat
     """Three lines for the archs asked for; an arch that it cannot make is found out by it, not by a table."""
     toolkit = toolkit_of(toolkit_root)
 
-    good = try_compiler(situation_at(tmp_path, os.environ["PATH"], "10.0", "12.0+PTX"), toolkit, fresh=True)
-    bad = try_compiler(situation_at(tmp_path, os.environ["PATH"], "7.0"), toolkit, fresh=True)
+    good = try_compiler(situation_at(tmp_path, os.environ["PATH"], "10.0", "12.0+PTX"), toolkit)
+    bad = try_compiler(situation_at(tmp_path, os.environ["PATH"], "7.0"), toolkit)
 
     assert good is not None
     assert bad is not None
@@ -140,7 +140,7 @@ def test_the_toolkits_own_error_refuses_a_new_gcc(toolkit_root: Path, tmp_path: 
         wrapper.chmod(0o755)
     situation = situation_at(tmp_path, f"{tmp_path}/bin:/usr/bin:/bin")
 
-    trial = try_compiler(situation, toolkit_of(toolkit_root), fresh=True)
+    trial = try_compiler(situation, toolkit_of(toolkit_root))
     found: list[Finding] = list(compiler_findings(situation, trial))
 
     assert trial is not None

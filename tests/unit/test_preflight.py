@@ -433,9 +433,9 @@ def test_the_compiler_is_tried_and_the_success_noted(tmp_path: Path) -> None:
     """Three lines, for the architectures asked for, with the g++ that a build would use; once is enough."""
     situation, toolkit = situation_at(tmp_path, None, gcc="12.2.0", gxx="12.2.0"), toolkit_at(tmp_path)
 
-    first = try_compiler(situation, toolkit, fresh=False)
+    first = try_compiler(situation, toolkit)
     ran = situation.machine.runner.ran
-    again = try_compiler(situation, toolkit, fresh=False)
+    again = try_compiler(situation, toolkit)
 
     assert first is not None
     assert again is not None
@@ -444,7 +444,8 @@ def test_the_compiler_is_tried_and_the_success_noted(tmp_path: Path) -> None:
     assert [argv[:4] for argv in ran] == [
         (f"{tmp_path}/cuda/bin/nvcc", "-ccbin", f"{tmp_path}/bin/g++", "-gencode=arch=compute_100,code=sm_100")
     ]
-    try_compiler(situation, toolkit, fresh=True)
+    toolkit = replace(toolkit, digest="another")
+    try_compiler(situation, toolkit)
     assert len(ran) == 2
 
 
@@ -453,7 +454,7 @@ def test_a_compiler_that_nvcc_refuses_is_an_error(tmp_path: Path) -> None:
     versions = {"gcc": "13.1.0", "gxx": "13.1.0", "nvcc": "#error -- unsupported GNU version! gcc later than 12"}
     situation, toolkit = situation_at(tmp_path, None, **versions), toolkit_at(tmp_path)
 
-    trial = try_compiler(situation, toolkit, fresh=False)
+    trial = try_compiler(situation, toolkit)
     found = list(compiler_findings(situation, trial))
 
     assert [each.message for each in found] == [
@@ -474,7 +475,7 @@ def test_a_compiler_that_the_trial_takes_is_never_too_new(tmp_path: Path) -> Non
     situation = situation_at(tmp_path, None, gcc="17.1.0", gxx="17.1.0")
 
     assert [each.status for each in compiler_findings(situation, None)] == ["error", "error"]
-    trial = try_compiler(situation, toolkit_at(tmp_path), fresh=False)
+    trial = try_compiler(situation, toolkit_at(tmp_path))
     assert [each.status for each in compiler_findings(situation, trial)] == ["ok", "ok", "ok"]
 
 
@@ -484,7 +485,7 @@ def test_a_trial_that_fails_otherwise_says_its_first_error(tmp_path: Path) -> No
         tmp_path, None, gcc="12.2.0", gxx="12.2.0", nvcc="cannot: error: Unsupported gpu architecture"
     )
 
-    trial = try_compiler(situation, toolkit_at(tmp_path), fresh=False)
+    trial = try_compiler(situation, toolkit_at(tmp_path))
 
     assert trial is not None
     assert (trial.finding.status, trial.finding.message) == (
@@ -498,9 +499,9 @@ def test_nothing_is_tried_with_what_is_not_here(tmp_path: Path) -> None:
     """A toolkit that is still to be fetched, or no g++."""
     toolkit = toolkit_at(tmp_path)
 
-    assert try_compiler(situation_at(tmp_path), toolkit, fresh=False) is None
+    assert try_compiler(situation_at(tmp_path), toolkit) is None
     away = replace(toolkit, root=tmp_path / "away")
-    assert try_compiler(situation_at(tmp_path, None, gcc="12.2.0", gxx="12.2.0"), away, fresh=False) is None
+    assert try_compiler(situation_at(tmp_path, None, gcc="12.2.0", gxx="12.2.0"), away) is None
 
 
 def test_another_minor_release_is_a_warning(tmp_path: Path) -> None:
