@@ -136,7 +136,10 @@ def variable_findings(subject: Subject) -> Iterator[Finding]:
     """See whether every variable is one that this release reads, with a value that counts."""
     known, place = subject.known, subject.at("environment")
     for name, value in (subject.variant or subject.release).environment.items():
-        if name.endswith("_SRC_DIR") or (known is not None and name in known.sources):
+        if owner := set_anyway(name, subject):
+            message = f"{name}={value!r} is overwritten: {owner}"
+            yield subject.finding("value", "error", message, f"Take it out of {place}.")
+        elif name.endswith("_SRC_DIR") or (known is not None and name in known.sources):
             message = f"{name}={value!r} is a folder of one machine: nothing pins what is in it"
             yield subject.finding("source-path", "error", message, f"Take it out of {place}; pin the source instead.")
         elif known is not None and name in known.literal:
@@ -146,6 +149,13 @@ def variable_findings(subject: Subject) -> Iterator[Finding]:
                 yield subject.finding("value", "error", message, f'Write in {place}: {name} = "{values[0]}".')
         elif known is not None and name not in (*known.variables, *COMPILERS):
             yield unread(name, subject, known, place)
+
+
+def set_anyway(name: str, subject: Subject) -> str:
+    """Say what sets a variable after the recipe's `environment`; empty where nothing does."""
+    if name == subject.release.arch.variable:
+        return "the architectures set it (`--arch`, or the stack's)"
+    return "the local version sets it" if name == subject.release.local_version_variable else ""
 
 
 def unread(name: str, subject: Subject, known: Knobs, place: str) -> Finding:

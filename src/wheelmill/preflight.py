@@ -32,6 +32,8 @@ OLDEST_GCC = 9
 """torch's headers are C++17; gcc 9 is the first release whose C++17 library is complete (GCC 9 release notes)."""
 LEAST_MEMORY = 6 * GIB
 """A backward unit of flash-attn 2.8.3 peaks at 5.9 GiB."""
+LEAST_PIDS = 128
+"""nvcc, cicc, ptxas, cudafe++, cc1plus, the launchers and ninja: with fewer, eight at once fail in fork."""
 ENVIRONMENT_BYTES = 12 * GIB
 """torch with its CUDA libraries takes 4.8 GB, the toolkit 1.9 GB, and uv's cache holds both a second time."""
 WORK_BYTES = 3 * GIB
@@ -535,6 +537,15 @@ def memory_findings(limits: Limits | None) -> Iterator[Finding]:
     if limits is None:
         return
     few = limits.memory_bytes < LEAST_MEMORY
+    if limits.pids is not None and limits.pids < LEAST_PIDS:
+        source = limits.sources.get("pids", "unknown")
+        yield Finding(
+            id="processes",
+            status="warn",
+            subject="processes",
+            message=f"{limits.pids} processes allowed ({source}); a compile takes about six",
+            advice=f"Raise it, or build with `--max-jobs {max(1, limits.pids // 16)}`.",
+        )
     yield Finding(
         id="memory",
         status="warn" if few else "ok",
@@ -542,6 +553,18 @@ def memory_findings(limits: Limits | None) -> Iterator[Finding]:
         message=f"{limits.memory_bytes / GIB:.1f} GiB usable, {limits.cpus:g} cpus",
         advice="The largest units will be refused; `wheelmill plan` says which jobs fit." if few else "",
     )
+
+
+ARCHS = "Ask for architectures with `--arch`: wheelmill sets the variable that the package reads."
+INSTEAD = {
+    **dict.fromkeys(("TORCH_CUDA_ARCH_LIST", "FLASH_ATTN_CUDA_ARCHS", "CUDAARCHS"), ARCHS),
+    "NVCC_THREADS": "A recipe says it: `nvcc-threads`; jobs are capped by `--max-jobs`.",
+    **dict.fromkeys(
+        ("CC", "CXX", "CUDAHOSTCXX", "NVCC_CCBIN"), "The build takes gcc and g++ from PATH: put them first there."
+    ),
+    **dict.fromkeys(("CUDACXX", "PYTORCH_NVCC"), "Name the toolkit: `--cuda-home DIR`."),
+}
+"""What a variable is replaced by."""
 
 
 def variable_findings(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -556,7 +579,7 @@ def variable_findings(env: Mapping[str, str]) -> Iterator[Finding]:
             subject=name,
             message=f"{name} is set here and does not reach the build"
             + (f" ({env[name]!r} is a relative path, which no build could find)" if relative else ""),
-            advice="What a build must see belongs into the recipe's `environment`.",
+            advice=INSTEAD.get(name, "What a build must see belongs into the recipe's `environment`."),
         )
     if wrapped := posing(env.get("PATH", "")):
         message = (

@@ -24,6 +24,7 @@ source-date-epoch = 1700000000
 must-exist = ["x"]
 build-requires = ["torch"]
 nvcc-threads = 1
+local-version-variable = "FLASH_ATTN_LOCAL_VERSION"
 arch = { via = "variable", variable = "FLASH_ATTN_CUDA_ARCHS" }
 resources = {}
 checks = { imports = ["flash_attn"] }
@@ -93,6 +94,16 @@ def test_a_sound_recipe_has_nothing_to_object_to(tmp_path: Path) -> None:
         ),
         ('WHATEVER = "1"', "warn: flash-attn 2.8.3 does not read WHATEVER -> Take it out of @.environment."),
         ('CXXFLAGS = "-O1"', None),
+        (
+            'FLASH_ATTN_CUDA_ARCHS = "80;90"',
+            "error: FLASH_ATTN_CUDA_ARCHS='80;90' is overwritten: the architectures set it (`--arch`, or the stack's) "
+            "-> Take it out of @.environment.",
+        ),
+        (
+            'FLASH_ATTN_LOCAL_VERSION = "mine"',
+            "error: FLASH_ATTN_LOCAL_VERSION='mine' is overwritten: the local version sets it "
+            "-> Take it out of @.environment.",
+        ),
         (
             'VLLM_CUTLASS_SRC_DIR = "/home/me/cutlass"',
             "error: VLLM_CUTLASS_SRC_DIR='/home/me/cutlass' is a folder of one machine: nothing pins what is in it "

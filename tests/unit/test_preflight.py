@@ -206,6 +206,9 @@ def test_variables_that_steer_compilers_are_told() -> None:
 
     assert [finding.subject for finding in variable_findings(env)] == ["NVCC_APPEND_FLAGS", "TORCH_CUDA_ARCH_LIST"]
     assert [finding.status for finding in variable_findings({})] == ["ok"]
+    assert next(variable_findings({"TORCH_CUDA_ARCH_LIST": "10.0"})).advice == (
+        "Ask for architectures with `--arch`: wheelmill sets the variable that the package reads."
+    )
 
 
 def test_settings_of_pip_and_uv_are_told_but_for_the_index() -> None:
@@ -256,6 +259,18 @@ def test_little_memory_is_a_warning() -> None:
 
     assert [finding.status for finding in memory_findings(few)] == ["warn"]
     assert not list(memory_findings(None))
+
+
+def test_few_processes_are_a_warning() -> None:
+    """A container with a small pids.max fails in fork, which looks like anything but that."""
+    few = Limits(cpus=2, memory_bytes=40 * GIB, available_bytes=30 * GIB, pids=64, sources={"pids": "/cg/pids.max"})
+
+    found = next(memory_findings(few))
+
+    assert (found.status, found.message) == (
+        *("warn", "64 processes allowed (/cg/pids.max); a compile takes about six"),
+    )
+    assert found.advice == "Raise it, or build with `--max-jobs 4`."
 
 
 def finding(check: str, message: str, advice: str) -> Finding:
