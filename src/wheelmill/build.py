@@ -289,7 +289,7 @@ def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
     log.write(f"{message}\n")
 
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 SHOWN_LINES = 6
 AGAIN = "Then run the same command again: finished objects are reused."
 
