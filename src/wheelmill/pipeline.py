@@ -302,7 +302,8 @@ def patched_tree(
     return prepare(
         fetched,
         patches=derivation.patches,
-        must_exist=(*derivation.release.must_exist, *(entry.path for entry in derivation.release.licenses)),
+        must_exist=derivation.release.must_exist,
+        licenses=[entry.path for entry in derivation.release.licenses],
         destination=place.source,
         epoch=derivation.source_date_epoch,
     )

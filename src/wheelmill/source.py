@@ -39,6 +39,7 @@ def prepare(
     must_exist: Sequence[str],
     destination: Path,
     epoch: int,
+    licenses: Sequence[str] = (),
 ) -> SourceTree:
     """Make the source tree at `destination`; one that is there is complete and taken as it is (a build goes on).
 
@@ -57,6 +58,7 @@ def prepare(
             root = unpack(fetched, temporary / "tree")
             check_complete(root, must_exist, fetched)
             apply_patches(root, patches)
+            check_complete(root, licenses, fetched)  # a patch may bring the text that an archive left out
             normalise(root, epoch)
             root.replace(destination)
     finally:

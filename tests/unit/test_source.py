@@ -78,6 +78,18 @@ def test_an_archive_becomes_a_patched_tree(name: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "tree"]
 
 
+def test_a_licence_may_come_by_a_patch(tmp_path: Path) -> None:
+    """flash-attn's archive lacks the licence of CUTLASS, and a patch ships it; one that nobody brings is refused."""
+    fetched = archive(tmp_path, {"demo-1.0/setup.py": SETUP})
+    brings = patch("--- /dev/null\n+++ b/LICENSE\n@@ -0,0 +1 @@\n+MIT\n")
+    arguments = {"patches": [brings], "must_exist": ["setup.py"], "epoch": EPOCH}
+
+    assert (prepare(fetched, **arguments, destination=tmp_path / "a", licenses=["LICENSE"]).root / "LICENSE").is_file()
+    with pytest.raises(FetchError, match=r"demo-1\.0\.tar\.gz lacks files that its build needs:\n  NOTICE"):
+        prepare(fetched, **arguments, destination=tmp_path / "b", licenses=["LICENSE", "NOTICE"])
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_complete_tree_is_gone_on_with(tmp_path: Path) -> None:
     """What a killed build left in its tree is kept."""
     fetched = archive(tmp_path, {"demo-1.0/setup.py": SETUP})
