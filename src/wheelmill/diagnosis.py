@@ -9,6 +9,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import PurePath
 
+from .arch import gpu_named
+
 WHOLE = 1 << 18
 """Of a log up to this size every line is looked at; of a larger one both ends, and what stands around an alarm."""
 ALARMS = (b"rror:", b"rror ", b"illed", b"FAILED")
@@ -26,6 +28,7 @@ BUDGET = 30_000
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b[=>]|\x00|.\x08")
 STAMP = re.compile(r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)\s?|#\d+ \d+\.\d+ |\[?\d\d:\d\d:\d\d\]?\s)+")
 INDENT = re.compile("^[\\s\u2502\u2570\u256d\u2500>\u00d7]*(?:[|]\\s+)?")  # with the frames that pip draws
+CAPABILITY = re.compile(r"(?i)capability[ =:(]*(?:(\d{1,2})\.(\d)\b|sm_(\d{1,2})(\d)\b)")
 PROGRESS = re.compile(r"^\[(\d+)/(\d+)\]")
 COMPILE = re.compile(r"(?:^|\s)-c\s+(?:-c\s+)?(\S+\.(?:cu|cpp|cc|cxx|c|C|hip|S))(?=\s|$)")
 FAILED = re.compile(r"^FAILED: (?:\[code=-?\d+\] )?(\S+)")
@@ -758,16 +761,28 @@ def submodule(context: Context) -> str:
     )
 
 
+def card(context: Context) -> str:
+    """Give the capability of the card that the log names: in numbers, as an architecture, or by its name."""
+    at = context.sign.at
+    for line in context.lines[max(0, at - AFTER) : at + AFTER]:
+        if found := CAPABILITY.search(line.text):
+            return f"{found[1] or found[3]}.{found[2] or found[4]}"
+        if "NVIDIA" in line.text or "GeForce" in line.text:
+            try:
+                return gpu_named(line.text).capability.dotted
+            except ValueError:
+                continue
+    return ""
+
+
 def sm(context: Context) -> str:
     """Name the card's architecture."""
-    names = context.sign.names
-    return names.get("sm") or (f"sm_{names['major']}{names['minor']}" if "major" in names else "")
+    return context.first("sm") or (f"sm_{capability.replace('.', '')}" if (capability := card(context)) else "")
 
 
 def arch_option(context: Context) -> str:
     """Give the option that builds for the card."""
-    names = context.sign.names
-    return f"`wheelmill build NAME --arch {names['major']}.{names['minor']}`" if "major" in names else "--arch"
+    return f"`wheelmill build NAME --arch {card(context) or 'CAPABILITY'}`"
 
 
 def toolname(context: Context) -> str:
