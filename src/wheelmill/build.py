@@ -19,7 +19,7 @@ import build as pypa_build
 from ._console import Reporter
 from ._process import Runner
 from .derivation import Derivation
-from .diagnosis import Diagnosis, Surroundings, diagnose, rulebook
+from .diagnosis import Diagnosis, diagnose
 from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
 from .errors import (
     BuildFailedError,
@@ -30,7 +30,9 @@ from .errors import (
 )
 from .governor import VANISHED, CompileRecord, CompileSummary, Event, Governor, read_records
 from .plan import spell_seconds
+from .remedies import Surroundings
 from .resources import Grant, gib
+from .rulebook import rulebook
 from .runtime import Directories
 from .shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, make_shims
 from .source import SourceTree

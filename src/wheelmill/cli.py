@@ -17,7 +17,7 @@ from ._validate import parse_size
 from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
 from .derivation import Selection, instantiate, parse_epoch
-from .diagnosis import Surroundings, diagnose
+from .diagnosis import diagnose
 from .errors import (
     EXIT_STATUS,
     InterruptedBuildError,
@@ -35,6 +35,7 @@ from .installed import verify_stack
 from .lint import Request, lint
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
 from .preflight import Finding
+from .remedies import Surroundings
 from .resolve import check, lock
 from .resources import capacity, gib, parse_jobs
 from .runtime import Runtime, capture

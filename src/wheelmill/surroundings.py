@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Mapping
 
 from .catalog import Catalog
-from .diagnosis import Surroundings
 from .errors import WheelmillError
 from .preflight import compiler_version
+from .remedies import Surroundings
 from .toolkit import Machine, interrogate, noted_version, on_path, places
 
 GCC_NAMES = ("gcc", *(f"gcc-{major}" for major in range(9, 17)))

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wheelmill import diagnosis
+from wheelmill import excerpt
 from wheelmill._console import REPORT_LINES
-from wheelmill.diagnosis import DERIVED, PLACEHOLDER, Diagnosis, Surroundings, diagnose, rulebook
+from wheelmill.diagnosis import SHOWN, Diagnosis, diagnose
+from wheelmill.remedies import DERIVED, PLACEHOLDER, Surroundings
+from wheelmill.rulebook import rulebook
 
 CASES = Path(__file__).parents[1] / "cases"
 EXPECTED = tomllib.loads((CASES / "expected.toml").read_text("utf-8"))
@@ -79,7 +81,7 @@ def test_case(name: str) -> None:
 )
 def test_a_case_in_the_middle_of_a_large_log(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same verdict where much more than what is read whole stands before and after (small, for speed)."""
-    monkeypatch.setattr(diagnosis, "WHOLE", 1 << 13)
+    monkeypatch.setattr(excerpt, "WHOLE", 1 << 13)
     log = (CASES / f"{name}.log").read_text("utf-8", "replace")
     alone = ask(log)
     amid = ask(noise(400) + log.rstrip("\n") + "\n" + noise(20))
@@ -327,7 +329,7 @@ def test_one_line_of_megabytes() -> None:
     )
     found = diagnose(log[at : at + 4096] for at in range(0, len(log), 4096))
     assert (found.kind, found.line, found.translation_unit) == ("out-of-memory", 5, "a.cu")
-    assert len(ask(b"error: " + b"z" * 10_000_000).evidence) <= diagnosis.SHOWN
+    assert len(ask(b"error: " + b"z" * 10_000_000).evidence) <= SHOWN
 
 
 @settings(max_examples=40, deadline=None)
@@ -342,7 +344,7 @@ def test_any_bytes_in_any_blocks_give_one_verdict(data: bytes, size: int) -> Non
 @pytest.mark.parametrize("seed", range(5))
 def test_blocks_of_a_large_log_do_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict of a log larger than what is read whole, cut anywhere."""
-    monkeypatch.setattr(diagnosis, "WHOLE", 1 << 13)
+    monkeypatch.setattr(excerpt, "WHOLE", 1 << 13)
     chance = random.Random(seed)  # noqa: S311 - a test
     log = (
         noise(600)
@@ -360,8 +362,8 @@ def test_blocks_of_a_large_log_do_not_matter(seed: int, monkeypatch: pytest.Monk
 
 def test_alarms_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of nothing but errors costs no more than the budget; its first error is the cause."""
-    monkeypatch.setattr(diagnosis, "WHOLE", 1 << 13)
-    monkeypatch.setattr(diagnosis, "BUDGET", 500)
+    monkeypatch.setattr(excerpt, "WHOLE", 1 << 13)
+    monkeypatch.setattr(excerpt, "BUDGET", 500)
     log = noise(600) + "a.cu(1): error: first\n" + "a.cu(2): error: other\n" * 10_000 + "ninja: build stopped: x\n"
     found = ask(log)
     assert (found.kind, found.evidence) == ("unknown", "a.cu(1): error: first")
