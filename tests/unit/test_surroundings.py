@@ -45,7 +45,7 @@ def test_toolkits_and_compilers(tmp_path: Path) -> None:
     program(tmp_path / "bin/gcc-11", "")
     machine = Machine(
         env={"PATH": str(tmp_path / "bin")},
-        runner=Answers(),  # type: ignore[arg-type]
+        runner=Answers(),
         directories=Directories(cache=tmp_path / "cache", wheelhouse=tmp_path / "house"),
         cwd=tmp_path,
         roots=(tmp_path / "local",),
