@@ -16,7 +16,7 @@ from ._process import Runner, SystemRunner
 from ._validate import parse_size
 from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
-from .derivation import Selection, instantiate, parse_epoch
+from .derivation import Derivation, Selection, instantiate, parse_epoch
 from .diagnosis import diagnose
 from .errors import (
     EXIT_STATUS,
@@ -30,7 +30,7 @@ from .errors import (
 from .gc import collect
 from .index import write_index
 from .inspection import inspect_wheel
-from .install import install_stack
+from .install import Installation, PinnedWheel, offline_install
 from .installed import verify_stack
 from .lint import Request, lint
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
@@ -463,20 +463,34 @@ def run_index(session: Session) -> int:
 
 
 def run_install(session: Session) -> int:
-    """Install a stack's wheels from the wheelhouse, offline and with hashes, into a virtual environment."""
-    stack = session.catalog.stack(session.options.stack)
-    house = session.wheelhouse
-    install_stack(
-        house.root,
-        stack,
-        lock=session.catalog.run_lock(stack),
-        digests={entry.wheel.name: entry.sha256 for entry in house.entries()},
+    """Install wheels of the wheelhouse beside the stack's run lock, offline and with hashes, into an environment."""
+    stack, house = session.catalog.stack(session.options.stack), session.wheelhouse
+    derivations = [instantiate(session.catalog, each) for each in session.selections(default_all=True)]
+    entries = {each.drv: house.find(each.drv) for each in derivations}
+    if missing := [each for each in derivations if entries[each.drv] is None]:
+        raise NothingSelectedError(
+            f"{house.root} lacks {', '.join(f'{each.name} {each.full_version}' for each in missing)}",
+            advice=f"Build what is missing: {'; '.join(f'`{build_command(each)}`' for each in missing)}; or name what "
+            "to install: `wheelmill install NAME`.",
+        )
+    venv = session.runtime.cwd / session.options.into
+    installation = Installation(
         interpreter=session.tools.interpreter(stack.python).path,
-        venv=session.runtime.cwd / session.options.into,
-        uv=session.tools.uv(),
+        venv=venv,
+        lock=session.catalog.run_lock(stack),
+        wheels=tuple(PinnedWheel(path=entry.wheel, sha256=entry.sha256) for entry in entries.values() if entry),
+        modules=tuple(name for each in derivations for name in each.release.checks.imports),
     )
-    result(str(session.runtime.cwd / session.options.into))
+    proof = offline_install(installation, uv=session.tools.uv())
+    session.console.note(f"{len(proof.distributions)} distributions; {', '.join(proof.modules)} imported")
+    result(str(venv))
     return 0
+
+
+def build_command(derivation: Derivation) -> str:
+    """Give the command that builds a derivation of a stack's own archs."""
+    variant = f" --variant {derivation.variant.name}" if derivation.variant else ""
+    return f"wheelmill build {derivation.name} --stack {derivation.stack.name}{variant}"
 
 
 def run_later(session: Session) -> int:
@@ -603,9 +617,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "index": Command(help="write the static indexes again", examples="wheelmill index", run=run_index),
     "install": Command(
-        help="the stack's wheels from the wheelhouse into an environment, offline, with hashes",
-        examples="wheelmill install --stack cu130 --into ./serve",
+        help="the stack, or what is named, from the wheelhouse into an environment, offline, with hashes",
+        examples="wheelmill install --stack cu130 --into ./serve\n"
+        "wheelmill install flash-attn --stack cu130 --variant hdim128-bf16-inference --into ./serve",
         run=run_install,
+        names="NAME",
         options=("--into",),
     ),
     "gc": Command(

@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import Version
+from packaging.utils import parse_wheel_filename
 
 from ._process import Completed, Runner
 from ._uv import Uv
-from .errors import CommandFailedError, FetchError, NothingSelectedError, UsageError, VerifyError
+from .errors import CommandFailedError, FetchError, VerifyError
 from .lock import Lock
 from .recipe import IndexSource
-from .stack import Stack
 from .store import digest_of
 
 IMPORT_PROBE = """
@@ -228,62 +226,3 @@ def lock_sources(lock: Lock) -> tuple[IndexSource, ...]:
             found.append(IndexSource(project=pin.name, file=pending, sha256=pin.hashes[0]))
             pending = ""
     return tuple(found)
-
-
-def stack_wheels(wheelhouse: Path, stack: Stack, digests: Mapping[str, str]) -> tuple[PinnedWheel, ...]:
-    """Choose the wheelhouse's wheels of a stack; `digests` gives each file's sha256 by name.
-
-    Raises NothingSelectedError with all that is missing at once, UsageError where the choice is open.
-    """
-    chosen: list[Path] = []
-    missing = []
-    for name, version in sorted(stack.packages.items()):
-        match [path for path in sorted(wheelhouse.glob("*.whl")) if belongs(path, name, version, stack)]:
-            case []:
-                missing.append(f"{name} {version}")
-            case [wheel]:
-                chosen.append(wheel)
-            case several:
-                listed = "".join(f"\n  {path.name}" for path in several)
-                raise UsageError(
-                    f"{wheelhouse} has several wheels of {name} {version} for stack {stack.name}:{listed}",
-                    advice="Keep one of them in the wheelhouse, or install by file name.",
-                )
-    if missing:
-        raise NothingSelectedError(
-            f"{wheelhouse} lacks wheels of stack {stack.name}: {', '.join(missing)}",
-            advice="Build them: `wheelmill build " + " ".join(item.split()[0] for item in missing) + "`.",
-        )
-    return tuple(PinnedWheel(path=path, sha256=recorded(digests, path)) for path in chosen)
-
-
-def recorded(digests: Mapping[str, str], path: Path) -> str:
-    """Give a wheel's recorded digest; VerifyError for a wheel that nobody vouches for."""
-    if path.name not in digests:
-        raise VerifyError(f"no record says what {path} must be", advice=f"Check it: `wheelmill verify {path}`.")
-    return digests[path.name]
-
-
-def belongs(path: Path, name: str, version: str, stack: Stack) -> bool:
-    """Say whether a wheel is this stack's plain build of a release (no variant, no other archs), by its file name."""
-    try:
-        project, found, _, tags = parse_wheel_filename(path.name)
-    except InvalidWheelFilename:
-        return False
-    archs = [f"sm{arch.digits}" + ("ptx" if arch.ptx else "") for arch in stack.archs]
-    label = ".".join([stack.cuda_label, f"torch{stack.torch.version.split('+')[0]}", *archs])
-    interpreter = "cp" + stack.python.replace(".", "")
-    return (
-        project == name
-        and Version(found.public) == Version(version)
-        and found.local == label
-        and any(tag.interpreter == interpreter or tag.abi == "abi3" for tag in tags)
-    )
-
-
-def install_stack(
-    wheelhouse: Path, stack: Stack, *, lock: Lock, digests: Mapping[str, str], interpreter: Path, venv: Path, uv: Uv
-) -> InstallProof:
-    """Install a stack from a wheelhouse: its run lock, then its wheels. Raises as stack_wheels and offline_install."""
-    wheels = stack_wheels(wheelhouse, stack, digests)
-    return offline_install(Installation(interpreter=interpreter, venv=venv, lock=lock, wheels=wheels), uv=uv)

@@ -343,3 +343,21 @@ def test_every_advice_names_a_command_that_there_is() -> None:
     for path in sorted(package.glob("*.py")):
         words = re.findall(r"`wheelmill ([a-z-]+)", path.read_text("utf-8"))
         assert set(words) <= set(cli.COMMANDS), path.name
+
+
+def test_install_names_what_is_missing_and_how_to_build_it(
+    recipes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the wheel of this very derivation will do; the command that makes it is told."""
+    house = str(tmp_path / "house")
+    status, _, err = run(
+        capsys,
+        *("install", "demo", "--stack", "cu130", "--variant", "small-one"),
+        "--recipes",
+        str(recipes),
+        "--wheelhouse",
+        house,
+    )
+    assert status == 3
+    assert f"error: {house} lacks demo 1.0+cu130.torch2.11.0.sm100.small.one" in err
+    assert "`wheelmill build demo --stack cu130 --variant small-one`" in err

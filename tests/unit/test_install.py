@@ -9,15 +9,13 @@ import pytest
 
 from wheelmill._process import Completed
 from wheelmill._uv import Uv, uv_binary
-from wheelmill.errors import CommandFailedError, FetchError, NothingSelectedError, UsageError, VerifyError
+from wheelmill.errors import CommandFailedError, FetchError, VerifyError
 from wheelmill.fetch import IndexSettings
 from wheelmill.install import (
     Installation,
     PinnedWheel,
-    install_stack,
     lock_sources,
     offline_install,
-    stack_wheels,
 )
 from wheelmill.lock import Lock, parse_lock
 from wheelmill.recipe import IndexSource
@@ -285,51 +283,3 @@ def stack() -> Stack:
         "prebuilt": {"torch": {"version": "2.9.1", "file": "torch.whl", "sha256": "a" * 64}},
     }
     return parse_stack(values, file="demo.toml")
-
-
-def test_the_stacks_own_wheels_are_chosen(wheel: PinnedWheel, stack: Stack) -> None:
-    """Other CUDA builds, archs, interpreters, versions and stray files are not taken."""
-    for name in (
-        WHEEL.replace("sm100", "sm120"),
-        WHEEL.replace("cu128", "cu130"),
-        WHEEL.replace("torch2.9.1", "torch2.9.10"),
-        WHEEL.replace("cp312", "cp311"),
-        WHEEL.replace("sm100", "sm100.hdim128"),
-        WHEEL.replace("sm100", "sm100.sm120"),
-        WHEEL.replace("1.0+", "1.1+"),
-        "not a wheel.whl",
-    ):
-        (wheel.path.parent / name).write_bytes(b"")
-
-    assert stack_wheels(wheel.path.parent, stack, {WHEEL: wheel.sha256}) == (wheel,)
-    with pytest.raises(VerifyError, match=r"^no record says what .*/thing-1\.0.* must be$"):
-        stack_wheels(wheel.path.parent, stack, {})
-
-
-def test_missing_and_doubtful_wheels_are_told(wheel: PinnedWheel, stack: Stack, tmp_path: Path) -> None:
-    """None: what to build. Several: which."""
-    with pytest.raises(NothingSelectedError) as missing:
-        stack_wheels(tmp_path / "empty", stack, {})
-    assert str(missing.value) == f"{tmp_path}/empty lacks wheels of stack demo: thing 1.0"
-    assert missing.value.advice == "Build them: `wheelmill build thing`."
-
-    (tmp_path / WHEEL.replace("-1-cp", "-2-cp")).write_bytes(b"")
-    with pytest.raises(UsageError, match=r"^.* has several wheels of thing 1\.0 for stack demo:\n  thing.*\n  thing"):
-        stack_wheels(tmp_path, stack, {})
-
-
-def test_a_stack_is_installed(wheel: PinnedWheel, stack: Stack, lock: Lock, installation: Installation) -> None:
-    """Its lock, then its wheels."""
-    runner = FakeRunner(answers(installation))
-
-    proof = install_stack(
-        wheel.path.parent,
-        stack,
-        lock=lock,
-        digests={WHEEL: wheel.sha256},
-        interpreter=Path("/usr/bin/python3.12"),
-        venv=installation.venv,
-        uv=uv(runner),
-    )
-
-    assert proof.wheels == (wheel,)
