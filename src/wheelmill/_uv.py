@@ -20,8 +20,8 @@ from .errors import (
     ResourcesError,
     WheelmillError,
 )
-from .fetch import IndexSettings
 from .lock import Lock
+from .places import IndexSettings
 
 PASSED = frozenset(
     {

@@ -31,7 +31,7 @@ from .errors import (
     VerifyError,
     WheelmillError,
 )
-from .fetch import FetchedSource, FetchedTree, IndexSettings, fetch, index_settings
+from .fetch import FetchedSource, FetchedTree, fetch
 from .governor import CompileSummary
 from .index import write_index
 from .install import Installation, PinnedWheel, offline_install
@@ -39,6 +39,7 @@ from .interpreter import Interpreter, find_interpreter
 from .limits import Limits, read_limits
 from .lock import subset
 from .nvml import binding, read_driver
+from .places import IndexSettings, index_settings
 from .plan import Plan, Planned, ToolkitSummary, spell_seconds
 from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit

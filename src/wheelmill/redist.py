@@ -18,7 +18,8 @@ from packaging.utils import canonicalize_name
 from ._console import Reporter
 from ._uv import Uv
 from .errors import FetchError, HashMismatchError, ToolkitError
-from .fetch import Http, IndexSettings, UnreachableError, Wire, as_location, logins, redact, session, take
+from .fetch import take
+from .places import PATIENCE, Http, IndexSettings, UnreachableError, as_location, logins, redact
 from .store import Store, out_of_space
 from .toolkit import (
     Machine,
@@ -36,7 +37,6 @@ from .toolkit_recipe import Component, Redistributable
 VARIABLE = "WHEELMILL_CUDA_REDIST"
 """Names a mirror of NVIDIA's archives: a URL or a folder with the same paths below it."""
 AT_ONCE = 4
-PATIENCE = Http()
 TOLD_ABOVE = 10 * 1000**2
 """Bytes above which a download tells each tenth of its way; a smaller one only tells its end."""
 FOLDERS = ("bin", "include", "lib", "nvvm")
@@ -186,6 +186,8 @@ def fetch_archives(
 
 def fetch_archive(component: Component, origin: Origin, meter: Meter) -> Path:
     """Get one archive into the store; FetchError, HashMismatchError or DiskFullError."""
+    from .wire import Wire, session  # noqa: PLC0415 - 0.5 s of every start
+
     store, url = origin.store, origin.base + component.path
     with store.locked(component.sha256), out_of_space(store.root), session() as client:
         if (found := store.get(component.sha256)) is not None:

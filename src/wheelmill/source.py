@@ -8,14 +8,15 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-
-from unidiff.errors import UnidiffParseError
-from unidiff.patch import Hunk, PatchedFile, PatchSet
+from typing import TYPE_CHECKING
 
 from .catalog import Patch
 from .errors import FetchError, HashMismatchError, PatchError
 from .fetch import FetchedSource, FetchedTree, tree_digest, tree_files
 from .store import out_of_space
+
+if TYPE_CHECKING:
+    from unidiff.patch import Hunk, PatchedFile
 
 PATCH_ADVICE = (
     "Make the patch again from this very release, or take its line out of `patches` where upstream took the change."
@@ -197,8 +198,11 @@ def apply_patches(root: Path, patches: Iterable[Patch]) -> None:
     overlay.write()
 
 
-def parsed(patch: Patch) -> Iterator[PatchedFile]:
+def parsed(patch: Patch) -> "Iterator[PatchedFile]":
     """Read one patch; PatchError where it says nothing, or what cannot be applied strictly."""
+    from unidiff.errors import UnidiffParseError  # noqa: PLC0415 - only builds need it, not every start
+    from unidiff.patch import PatchSet  # noqa: PLC0415
+
     try:
         changes = PatchSet(patch.text)
     except UnidiffParseError as error:
@@ -214,7 +218,7 @@ def parsed(patch: Patch) -> Iterator[PatchedFile]:
         yield change
 
 
-def apply_change(overlay: Overlay, patch: Patch, change: PatchedFile) -> None:
+def apply_change(overlay: Overlay, patch: Patch, change: "PatchedFile") -> None:
     """Apply one patch's changes to one file."""
     name = target_name(overlay.root, patch, change)
     before = overlay.read(name)
@@ -231,7 +235,7 @@ def apply_change(overlay: Overlay, patch: Patch, change: PatchedFile) -> None:
         overlay.programs[name] = change.target_mode == "100755"
 
 
-def target_name(root: Path, patch: Patch, change: PatchedFile) -> str:
+def target_name(root: Path, patch: Patch, change: "PatchedFile") -> str:
     """Give the path that a patch changes, `a/` and `b/` taken off; PatchError unless it stays in the tree."""
     sides = [side for side in (change.source_file, change.target_file) if side != NO_FILE]
     names = {PurePosixPath(side).parts[1:] for side in sides}
@@ -250,7 +254,7 @@ def target_name(root: Path, patch: Patch, change: PatchedFile) -> str:
     return "/".join(parts)
 
 
-def patched_lines(before: bytes, change: PatchedFile, *, patch: Patch, name: str) -> list[bytes]:
+def patched_lines(before: bytes, change: "PatchedFile", *, patch: Patch, name: str) -> list[bytes]:
     """Give a file's lines after all hunks; PatchError for the first line that is not what the hunk expects."""
     lines = split_lines(before)
     result: list[bytes] = []
@@ -274,7 +278,7 @@ def split_lines(content: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
-def sides_of(hunk: Hunk) -> tuple[list[bytes], list[bytes]]:
+def sides_of(hunk: "Hunk") -> tuple[list[bytes], list[bytes]]:
     """Give the lines that a hunk takes, and those that it puts in their place."""
     old: list[bytes] = []
     new: list[bytes] = []

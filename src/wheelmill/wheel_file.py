@@ -21,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
-from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, parse_tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -311,6 +310,8 @@ def parse_record(text: str) -> tuple[dict[str, Recorded], list[str]]:
 
 def metadata_problems(text: str) -> list[str]:
     """Find what METADATA must say and does not."""
+    from packaging.metadata import parse_email  # noqa: PLC0415 - it reads a table of all licences at every start
+
     raw, unparsed = parse_email(text)
     problems = [f"METADATA has a {key} that cannot be read" for key in sorted(unparsed) if key in ("name", "version")]
     problems += [

@@ -12,9 +12,9 @@ from wheelmill._process import SystemRunner
 from wheelmill._uv import Uv
 from wheelmill.environment import BuildPaths, BuildSettings, build_variables, check_requirements, create
 from wheelmill.errors import FetchError, HashMismatchError
-from wheelmill.fetch import index_settings
 from wheelmill.interpreter import Interpreter, find_interpreter
 from wheelmill.lock import Lock, parse_lock
+from wheelmill.places import index_settings
 from wheelmill.runtime import Directories
 
 pytestmark = [pytest.mark.integration, pytest.mark.network]

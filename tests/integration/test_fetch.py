@@ -13,7 +13,8 @@ import pytest
 
 from wheelmill.catalog import load_catalog
 from wheelmill.errors import FetchError, HashMismatchError
-from wheelmill.fetch import Http, IndexSettings, fetch_source, index_settings
+from wheelmill.fetch import fetch_source
+from wheelmill.places import Http, IndexSettings, index_settings
 from wheelmill.recipe import IndexSource
 from wheelmill.store import Store, digest_of
 

@@ -14,9 +14,9 @@ from wheelmill._process import SystemRunner
 from wheelmill._uv import Uv
 from wheelmill.catalog import load_catalog
 from wheelmill.errors import FetchError, VerifyError
-from wheelmill.fetch import IndexSettings, index_settings
 from wheelmill.install import Installation, PinnedWheel, offline_install
 from wheelmill.lock import Lock, parse_lock
+from wheelmill.places import IndexSettings, index_settings
 from wheelmill.resolve import lock
 from wheelmill.store import digest_of
 

@@ -21,8 +21,8 @@ from wheelmill._process import SystemRunner
 from wheelmill._uv import Uv
 from wheelmill.catalog import Catalog, load_catalog
 from wheelmill.errors import FetchError, HashMismatchError, WheelmillError
-from wheelmill.fetch import Http, index_settings
 from wheelmill.pipeline import need_of_stack
+from wheelmill.places import Http, index_settings
 from wheelmill.redist import VARIABLE, provide
 from wheelmill.runtime import Directories
 from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, make_view, view_folder

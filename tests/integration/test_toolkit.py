@@ -10,8 +10,8 @@ import pytest
 from wheelmill._process import SystemRunner
 from wheelmill._uv import Uv
 from wheelmill.arch import Arch
-from wheelmill.fetch import index_settings
 from wheelmill.lock import Lock, parse_lock
+from wheelmill.places import index_settings
 from wheelmill.runtime import Directories
 from wheelmill.stack import parse_stack
 from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, install, make_view, view_folder

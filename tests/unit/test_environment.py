@@ -20,9 +20,9 @@ from wheelmill.environment import (
     environment_key,
 )
 from wheelmill.errors import CommandFailedError, EnvironmentUnfitError, FetchError, HashMismatchError, ResourcesError
-from wheelmill.fetch import IndexSettings
 from wheelmill.interpreter import Interpreter
 from wheelmill.lock import parse_lock
+from wheelmill.places import IndexSettings
 from wheelmill.runtime import Directories
 
 LOCK = parse_lock(f"six==1.16.0 --hash=sha256:{'8' * 64}\n", file="recipes/stacks/x.build.txt")

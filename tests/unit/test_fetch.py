@@ -12,20 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wheelmill.errors import DiskFullError, FetchError, HashMismatchError
-from wheelmill.fetch import (
-    FetchedTree,
-    IndexSettings,
-    Wire,
-    cause_of,
-    fetch,
-    fetch_source,
-    fetch_tree,
-    index_settings,
-    redact,
-    tree_digest,
-)
+from wheelmill.fetch import FetchedTree, fetch, fetch_source, fetch_tree, tree_digest
+from wheelmill.places import IndexSettings, index_settings, redact
 from wheelmill.recipe import IndexSource, TreeSource
 from wheelmill.store import Store
+from wheelmill.wire import Wire, cause_of
 
 GOOD = b"a source distribution"
 SHA256 = hashlib.sha256(GOOD).hexdigest()

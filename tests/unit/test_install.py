@@ -10,7 +10,6 @@ import pytest
 from wheelmill._process import Completed
 from wheelmill._uv import Uv, uv_binary
 from wheelmill.errors import CommandFailedError, FetchError, VerifyError
-from wheelmill.fetch import IndexSettings
 from wheelmill.install import (
     Installation,
     PinnedWheel,
@@ -18,6 +17,7 @@ from wheelmill.install import (
     offline_install,
 )
 from wheelmill.lock import Lock, parse_lock
+from wheelmill.places import IndexSettings
 from wheelmill.recipe import IndexSource
 from wheelmill.stack import Stack, parse_stack
 

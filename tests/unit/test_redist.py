@@ -22,13 +22,14 @@ from wheelmill.arch import Arch
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Selection, instantiate
 from wheelmill.errors import DiskFullError, FetchError, HashMismatchError, RecipeError, ToolkitError
-from wheelmill.fetch import IndexSettings
 from wheelmill.lock import parse_lock
+from wheelmill.places import IndexSettings
 from wheelmill.redist import VARIABLE, Meter, base_url, merge, provide, unpacked
 from wheelmill.runtime import Directories
 from wheelmill.stack import Prebuilt, Stack
 from wheelmill.toolkit import Machine, Need, choose, redistributed_toolkit
 from wheelmill.toolkit_recipe import Component, Redistributable, ToolkitRecipe, parse_toolkit
+from wheelmill.wire import Wire
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHIPPED = (RECIPES / "toolkits/cuda-12.8.toml").read_text("utf-8")
@@ -333,7 +334,7 @@ def test_one_failure_ends_the_other_downloads(mirror: Mirror, monkeypatch: pytes
     """Once one archive cannot be had, the others do not go on for minutes; their bytes are kept for the next run."""
     real: Callable[..., Path] = redist.take
 
-    def take(url: str, *, wire: redist.Wire, name: str, **rest: object) -> Path:
+    def take(url: str, *, wire: Wire, name: str, **rest: object) -> Path:
         if "cudart" in name:
             raise FetchError("no")
         while True:

@@ -9,8 +9,8 @@ from wheelmill._process import Completed
 from wheelmill._uv import Uv, uv_binary
 from wheelmill.catalog import Catalog, load_catalog
 from wheelmill.errors import CommandFailedError, FetchError, RecipeError
-from wheelmill.fetch import IndexSettings
 from wheelmill.lock import parse_lock
+from wheelmill.places import IndexSettings
 from wheelmill.resolve import ResolvedFile, check, lock, lock_inputs, lock_text, merged, resolved_files
 from wheelmill.stack import Stack
 
