@@ -114,11 +114,6 @@ def integer(field: Field) -> int:
     return value
 
 
-def boolean(field: Field) -> bool:
-    """Read true or false."""
-    return field.of(bool)
-
-
 def strings(field: Field) -> tuple[str, ...]:
     """Read a list of strings."""
     values = field.of(list)

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from . import __version__, redist
 from ._console import Console, document, make_console, result
 from ._process import Runner, SystemRunner
@@ -26,14 +28,16 @@ from .errors import (
     UsageError,
     VerifyError,
     WheelmillError,
+    of_system,
 )
 from .gc import collect
-from .index import write_index
+from .index import remove_indexes, write_index
 from .inspection import inspect_wheel
 from .install import Installation, PinnedWheel, offline_install
 from .installed import verify_stack
 from .lint import Request, lint
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
+from .plan import Plan
 from .preflight import Finding
 from .remedies import Surroundings
 from .resolve import check, lock
@@ -123,8 +127,8 @@ class Session:
     def selections(self, *, default_all: bool, without: Sequence[str] = ()) -> tuple[Selection, ...]:
         """Turn names into selections; NothingSelectedError without a name where a command needs one."""
         stack = self.catalog.stack(self.options.stack)
-        named = [name for name in self.options.names if name not in without]
-        names = named or (list(stack.packages) if default_all else [])
+        named = [canonicalize_name(name) for name in self.options.names if name not in without]
+        names: list[str] = [*named] or (list(stack.packages) if default_all else [])
         if not names:
             raise NothingSelectedError(
                 f"nothing to do: no package named; stack {stack.name} pins {', '.join(stack.packages) or 'none'}",
@@ -193,10 +197,15 @@ def parse_gpus(texts: Sequence[str] | None) -> tuple[Gpu, ...]:
 
 def run_plan(session: Session) -> int:
     """Show what would be built; starts nothing."""
-    options = session.options
-    made = plan(
-        session.selections(default_all=True), session.tools, with_prebuilt=not options.names, house=session.wheelhouse
-    )
+    options, stack = session.options, session.catalog.stack(session.options.stack)
+    published = [name for name in options.names if canonicalize_name(name) in stack.prebuilt]
+    if published and len(published) == len(options.names):
+        made = Plan(stack=stack, items=(), prebuilt=(), problems=())
+    else:
+        selections = session.selections(default_all=True, without=published)
+        made = plan(selections, session.tools, with_prebuilt=not options.names, house=session.wheelhouse)
+    if published:
+        made = replace(made, prebuilt=tuple(stack.prebuilt[canonicalize_name(name)] for name in published))
     if options.json:
         session.document(made.to_json())
         return 0
@@ -213,13 +222,7 @@ def run_build(session: Session) -> int:
     """Build to verified wheels in the wheelhouse; their paths on stdout."""
     selections = session.selections(default_all=False)
     stack = session.catalog.stack(session.options.stack)
-    for selection in selections:
-        if selection.name in stack.prebuilt:
-            raise UsageError(
-                f"{selection.name} is taken as published by stack {stack.name}; building it from source arrives with "
-                "a later release",
-                advice=PREBUILT_ADVICE,
-            )
+    refuse_prebuilt(selections, stack, "building it from source arrives with a later release")
     derivations = [instantiate(session.catalog, selection) for selection in selections]
     outcomes = []
     for derivation in derivations:
@@ -239,11 +242,23 @@ def run_build(session: Session) -> int:
     return failures[-1].error.exit_status if failures else 0
 
 
+def refuse_prebuilt(selections: Sequence[Selection], stack: Stack, why: str) -> None:
+    """Raise UsageError, with file and digest, for a member that the stack takes as published."""
+    for selection in selections:
+        if (member := stack.prebuilt.get(selection.name)) is not None:
+            raise UsageError(
+                f"{member.name} is taken as published by stack {stack.name}; {why}\n"
+                f"  {member.file}\n  sha256 {member.sha256}",
+                advice=PREBUILT_ADVICE,
+            )
+
+
 def run_fetch(session: Session) -> int:
     """Get every pinned input of the named packages, or of the whole stack."""
     toolkits = tuple(name for name in session.options.names if name in session.catalog.toolkits)
     only_toolkits = bool(toolkits) and len(toolkits) == len(session.options.names)
     packages = () if only_toolkits else session.selections(default_all=True, without=toolkits)
+    refuse_prebuilt(packages, session.catalog.stack(session.options.stack), "there is nothing to fetch for a build")
     derivations = [instantiate(session.catalog, each) for each in packages]
     for stack in stacks_to_equip(session, toolkits, packages=bool(packages)):
         fetch_toolkit(stack, session.tools)
@@ -310,7 +325,7 @@ def run_lint(session: Session) -> int:
     request = Request(
         catalog=session.catalog,
         stack=session.catalog.stack(options.stack),
-        names=tuple(options.names),
+        names=tuple(canonicalize_name(name) for name in options.names),
         archs=parse_archs(options.arch),
         gpus=parse_gpus(options.gpu),
     )
@@ -452,9 +467,15 @@ def run_index(session: Session) -> int:
     """Write the static indexes of the wheelhouse again."""
     house = session.wheelhouse
     labels: dict[str, list[Path]] = {}
-    for entry in house.entries():
-        labels.setdefault(entry.index, []).append(entry.wheel)
-    if not labels:
+    entries = house.entries()
+    for entry in entries:
+        if entry.index:
+            labels.setdefault(entry.index, []).append(entry.wheel)
+        else:
+            session.console.warn(f"{entry.wheel.name} stands in no index: its build record names none; build it again")
+    for folder in remove_indexes(house.root, but=labels):
+        session.console.note(f"{folder}: removed, no wheel stands in it")
+    if not entries:
         raise NothingSelectedError(f"no wheel in {house.root}", advice="Build one: `wheelmill build flash-attn`.")
     for label, wheels in sorted(labels.items()):
         write_index(house.root, label, wheels)
@@ -690,6 +711,10 @@ def main(argv: Sequence[str]) -> int:
         return COMMANDS[options.command].run(session)
     except WheelmillError as error:
         return report_failure(session, error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return report_failure(session, of_system(error, cache=runtime.directories.cache))
     except KeyboardInterrupt:
         return report_failure(session, InterruptedBuildError("interrupted"))
     finally:

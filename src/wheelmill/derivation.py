@@ -28,7 +28,6 @@ class Selection:
     stack: str
     archs: tuple[Arch, ...] = ()
     variant: str = ""
-    python: str = ""
     source_date_epoch: int | None = None
     gpus: tuple[Gpu, ...] = ()
     """The GPUs that the wheel shall run on; they choose nothing, they are only held against the archs."""
@@ -173,7 +172,6 @@ def instantiate(catalog: Catalog, selection: Selection) -> Derivation:
     build_lock = catalog.build_lock(stack)
     check_lock(recipe, release, stack, build_lock)
     toolkit = catalog.toolkit(stack)
-    python = selection.python or stack.python
     epoch = selection.source_date_epoch
     return Derivation(
         recipe=recipe,
@@ -186,7 +184,7 @@ def instantiate(catalog: Catalog, selection: Selection) -> Derivation:
         run_lock=catalog.run_lock(stack),
         patches=catalog.patches(recipe, release, variant),
         archs=archs,
-        python=python,
+        python=stack.python,
         source_date_epoch=release.source_date_epoch if epoch is None else epoch,
     )
 

@@ -5,6 +5,7 @@ Exit status (also in README and docs, held equal by a test): 0 ok, 1 a build fai
 9 not reproducible, 130 interrupted.
 """
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -146,6 +147,12 @@ class ToolkitError(EnvironmentUnfitError):
     kind = "cuda-mismatch"
 
 
+class MachineTroubleError(EnvironmentUnfitError):
+    """The system refused a file operation: permissions, a read-only file system, a failing disk."""
+
+    kind = "unknown"
+
+
 # 6: resources ----------------------------------------------------------------------------------------
 
 
@@ -161,6 +168,25 @@ class DiskFullError(ResourcesError):
 
     kind = "disk-full"
     default_advice = "Free space (`wheelmill gc`), or put the cache elsewhere with --cache DIR."
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+def of_system(error: OSError, *, cache: Path) -> WheelmillError:
+    """Give the report of a failure of the system that no stage foresaw; `cache` stands in for a path not named."""
+    place = error.filename or cache
+    said = f"{place}: {error.strerror or error}"
+    if error.errno in NO_ROOM:
+        return DiskFullError(f"no room left on the disk of {place}")
+    if error.errno in EXHAUSTED:
+        return ResourcesError(said, advice="`wheelmill limits` shows what this process may use; try with less at once.")
+    if error.errno in REFUSED:
+        advice = f"Make {place} writable for this user, or put the cache elsewhere with --cache DIR."
+        return MachineTroubleError(said, advice=advice)
+    return MachineTroubleError(said, advice="Look at this path and its file system, then run the same command again.")
 
 
 # 7: repair -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """gc: frees space in the cache; what a running build holds stays."""
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,10 @@ def collect(directories: Directories, *, everything: bool) -> Iterator[Freed]:
                 yield removed(place)
     if everything and not running:
         for root in (directories.environments, directories.toolkits, directories.objects, directories.store):
-            yield from (removed(path) for path in folders(root.parent) if path == root)
+            # what an interrupted gc left under its other name goes too
+            yield from (
+                removed(path) for path in folders(root.parent) if path == root or path.name.startswith(f".{root.name}.")
+            )
 
 
 def folders(root: Path) -> list[Path]:
@@ -53,11 +57,13 @@ def held(lock: Path) -> Iterator[bool]:
 
 
 def removed(path: Path) -> Freed:
-    """Remove a folder and say how large it was."""
+    """Remove a folder and say how large it was; it goes under another name, for a half removed one looks whole."""
     inodes = {}
     for entry in path.rglob("*"):
         if entry.is_file() and not entry.is_symlink():
             stat = entry.stat()
             inodes[stat.st_ino] = stat.st_size
-    shutil.rmtree(path, ignore_errors=True)
+    gone = path.with_name(f".{path.name}.{os.getpid()}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
     return Freed(path=path, size=sum(inodes.values()))

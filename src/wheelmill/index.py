@@ -68,6 +68,19 @@ def write_index(root: Path, label: str, wheels: Iterable[Path]) -> Path:
     return folder
 
 
+def remove_indexes(root: Path, *, but: Iterable[str]) -> tuple[Path, ...]:
+    """Remove the indexes that no wheel stands in any more, and give them; whatever is no index of ours stays."""
+    kept, simple = set(but), root / SIMPLE
+    stale = [
+        path
+        for path in (sorted(simple.iterdir()) if simple.is_dir() else ())
+        if path.name not in kept and LABEL.fullmatch(path.name) and (path / "index.json").is_file()
+    ]
+    for path in stale:
+        shutil.rmtree(path)
+    return tuple(stale)
+
+
 def link(wheel: WheelFile) -> Link:
     """Describe one wheel, and lay its metadata beside it (PEP 658), for installers to resolve without the wheel."""
     metadata = wheel.metadata.encode()

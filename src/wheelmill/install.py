@@ -13,7 +13,6 @@ from ._process import Completed, Runner
 from ._uv import Uv
 from .errors import CommandFailedError, FetchError, VerifyError
 from .lock import Lock
-from .recipe import IndexSource
 from .store import digest_of
 
 IMPORT_PROBE = """
@@ -213,16 +212,3 @@ def read_imports(done: Completed, names: Sequence[str], venv: Path) -> dict[str,
         if file and venv.resolve() not in Path(file).resolve().parents:
             raise VerifyError(f"{name} was imported from {file}, which is not inside {venv}")
     return {name: said[name]["file"] for name in names}
-
-
-def lock_sources(lock: Lock) -> tuple[IndexSource, ...]:
-    """Give every file of a lock that `wheelmill lock` made: it names them in comments, `#   FILE`."""
-    found, pending = [], ""
-    for line in lock.text.splitlines():
-        if line.startswith("#   "):
-            pending = line[4:].strip()
-        elif pending and "==" in line:
-            pin = lock.pins[str(parse_wheel_filename(pending)[0])]
-            found.append(IndexSource(project=pin.name, file=pending, sha256=pin.hashes[0]))
-            pending = ""
-    return tuple(found)

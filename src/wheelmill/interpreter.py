@@ -92,9 +92,7 @@ def given_interpreter(release: str, given: str, *, env: Mapping[str, str], runne
             )
     asked = ask(path, env=env, runner=runner)
     if isinstance(asked, Looked):
-        raise EnvironmentUnfitError(
-            f"--python {given}: {asked.found}", advice=f"Give the path of a CPython {release}."
-        )
+        raise EnvironmentUnfitError(f"--python {given}: {asked.found}", advice=f"Give the path of a CPython {release}.")
     if problem := misfit(release, asked):
         raise EnvironmentUnfitError(
             f"--python {given}: is {problem}; the stack is for CPython {release}",
@@ -209,9 +207,7 @@ def no_headers(asked: Interpreter) -> EnvironmentUnfitError:
 def not_found(release: str, looked: Sequence[Looked]) -> EnvironmentUnfitError:
     """Make the error for no interpreter at all, with everything that was looked at."""
     digits = release.replace(".", "")
-    places = (
-        f"pyenv's versions, /opt/python/cp{digits}-cp{digits}, uv's interpreters, /usr/bin and /usr/local/bin"
-    )
+    places = f"pyenv's versions, /opt/python/cp{digits}-cp{digits}, uv's interpreters, /usr/bin and /usr/local/bin"
     lines = [
         f"no CPython {release} on this machine",
         f"  looked for python{release} on PATH, in {places}",

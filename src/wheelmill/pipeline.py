@@ -1,6 +1,5 @@
 """The whole line: from a derivation to a verified wheel in the wheelhouse; the top function reads like the design."""
 
-import errno
 import os
 import platform
 import shutil
@@ -23,13 +22,13 @@ from .doctor import examine
 from .environment import BuildEnvironment, create, demand
 from .errors import (
     CommandFailedError,
-    DiskFullError,
     InterruptedBuildError,
     RecipeError,
     ResourcesError,
     ToolkitError,
     VerifyError,
     WheelmillError,
+    of_system,
 )
 from .fetch import FetchedSource, FetchedTree, fetch
 from .governor import CompileSummary
@@ -119,14 +118,7 @@ class Tools:
 
     def limits(self) -> Limits:
         """Read what this process may use now, within the user's caps."""
-        found = self.here()
-        memory = self.bounds.memory
-        return replace(
-            found,
-            cpus=min(found.cpus, self.bounds.cpus or found.cpus),
-            memory_bytes=min(found.memory_bytes, memory or found.memory_bytes),
-            available_bytes=min(found.available_bytes, memory or found.available_bytes),
-        )
+        return capped(self.here(), self.bounds)
 
     def here(self) -> Limits:
         """Read what this process may use now."""
@@ -141,6 +133,23 @@ class Tools:
             memory_bytes=bounds.memory or found.memory_bytes,
             available_bytes=bounds.memory or found.available_bytes,
         )
+
+
+def capped(found: Limits, bounds: Bounds) -> Limits:
+    """Hold limits to the user's caps; a cap that decides is named as the source."""
+    cpus, memory = bounds.cpus or found.cpus, bounds.memory
+    caps = {
+        "cpus": "--cpus" if cpus < found.cpus else None,
+        "memory": "--memory" if memory and memory < found.memory_bytes else None,
+        "available": "--memory" if memory and memory < found.available_bytes else None,
+    }
+    return replace(
+        found,
+        cpus=min(found.cpus, cpus),
+        memory_bytes=min(found.memory_bytes, memory or found.memory_bytes),
+        available_bytes=min(found.available_bytes, memory or found.available_bytes),
+        sources={**found.sources, **{name: option for name, option in caps.items() if option}},
+    )
 
 
 def need_of(derivation: Derivation) -> Need:
@@ -194,7 +203,9 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         stamped = repaired(built, tree, place, equipment, derivation, found, tools)
         verified = verify(stamped, place, fitted, derivation, tools)
         verified = replace(verified, findings=(*proof, *verified.findings))
-        record = make_record(derivation, found, built, stamped, verified, seconds=time.monotonic() - started)
+        record = make_record(
+            derivation, found, built, stamped, verified, jobs=fitted.grant.granted, seconds=time.monotonic() - started
+        )
         entry = enter(verified, record, place, house, tools)
         retire(place)
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
@@ -487,6 +498,7 @@ def make_record(
     stamped: StampedWheel,
     verified: VerifiedWheel,
     *,
+    jobs: int,
     seconds: float,
 ) -> BuildRecord:
     """Write down how the build went."""
@@ -497,6 +509,7 @@ def make_record(
         sha256=stamped.sha256,
         size=stamped.size,
         content_digest=read_wheel(stamped.path).content_digest,
+        jobs=jobs,
         seconds=seconds,
         compiles=built.compiles,
         units=built.records,
@@ -596,11 +609,11 @@ def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse) -> Built | 
         return realise(derivation, tools, house)
     except WheelmillError as error:
         return Failed(derivation=derivation, error=error, seconds=time.monotonic() - started)
+    except BrokenPipeError:  # whoever reads what we say has gone: no trouble of the build's
+        raise
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        full = DiskFullError(f"no room left on the disk of {error.filename or tools.runtime.directories.cache}")
-        return Failed(derivation=derivation, error=full, seconds=time.monotonic() - started)
+        trouble = of_system(error, cache=tools.runtime.directories.cache)
+        return Failed(derivation=derivation, error=trouble, seconds=time.monotonic() - started)
     except KeyboardInterrupt:
         stopped = InterruptedBuildError(f"interrupted while building {derivation.name}")
         return Failed(derivation=derivation, error=stopped, seconds=time.monotonic() - started)

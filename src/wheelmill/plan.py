@@ -7,7 +7,7 @@ from .arch import served
 from .derivation import Derivation
 from .knobs import Effective, effective
 from .recipe import Resources
-from .resources import Grant, gib
+from .resources import Grant, gib, ideal
 from .stack import Prebuilt, Stack
 
 
@@ -22,7 +22,7 @@ class ToolkitSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """One derivation with what is known of its build. `state`: built, substitute or build."""
+    """One derivation with what is known of its build. `state`: built or build."""
 
     derivation: Derivation
     state: str
@@ -44,8 +44,12 @@ class Planned:
 
     @property
     def ideal_seconds(self) -> int:
-        """CPU seconds over the jobs granted: no schedule can be shorter. 0 without a measured figure or a job."""
-        return self.resources.cpu_seconds // self.grant.granted if self.grant.granted else 0
+        """What no schedule can beat, by the measured CPU seconds; 0 without such a figure or a job.
+
+        No recipe says what its longest unit takes. Where there are as many units as jobs that is at least their mean,
+        which CPU seconds over jobs covers.
+        """
+        return int(ideal(longest=0.0, cpu_seconds=self.resources.cpu_seconds, jobs=self.grant.granted))
 
     @property
     def effective(self) -> Effective:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .derivation import Derivation, canonical
 from .governor import CompileRecord, CompileSummary
+from .resources import ideal
 from .shims import HostCompiler
 from .toolkit import Toolkit
 
@@ -80,6 +81,8 @@ class BuildRecord:
     sha256: str
     size: int
     content_digest: str
+    jobs: int
+    """How many compiles at once were granted."""
     seconds: float
     compiles: CompileSummary
     units: tuple[CompileRecord, ...]
@@ -89,8 +92,9 @@ class BuildRecord:
 
     @property
     def ideal_seconds(self) -> float:
-        """The longest compile: with endless cores and memory no build is shorter."""
-        return round(max((unit.wall_s for unit in self.units), default=0.0), 1)
+        """What no schedule of these compiles on the jobs granted can beat."""
+        longest = max((unit.wall_s for unit in self.units), default=0.0)
+        return round(ideal(longest=longest, cpu_seconds=self.compiles.cpu_seconds, jobs=self.jobs), 1)
 
     def to_json(self) -> dict[str, object]:
         """Give the document of `<wheel>.build.json`."""

@@ -76,3 +76,11 @@ def grant(*, requested: int | None, cpus: int, available: int, memory_per_compil
 def gib(size: int) -> str:
     """Spell bytes for people."""
     return f"{size / GIB:.1f} GiB"
+
+
+def ideal(*, longest: float, cpu_seconds: float, jobs: int) -> float:
+    """Give the seconds that no schedule can beat: the longest unit, or all CPU seconds shared among the jobs.
+
+    0 without a job.
+    """
+    return max(longest, cpu_seconds / jobs) if jobs else 0.0

@@ -49,10 +49,6 @@ class Runtime:
     cwd: Path
     python: Path
 
-    def tool_environment(self) -> dict[str, str]:
-        """Give the environment of uv and other tools that may use the user's index settings and certificates."""
-        return {name: value for name, value in self.env.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-
 
 def capture(*, cache: Path | None = None, wheelhouse: Path | None = None) -> Runtime:
     """Read the process environment, once.

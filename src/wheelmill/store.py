@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,21 +94,6 @@ class Store:
         with (self.root / "locks" / sha256).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-    def place_as(self, sha256: str, path: Path) -> Path:
-        """Put a stored file where a tool wants it, under its real name.
-
-        A copy, never a hard link: what a build writes to it must not reach the store.
-        """
-        source = self.get(sha256)
-        if source is None:
-            raise KeyError(sha256)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with out_of_space(path.parent):
-            shutil.copyfile(source, temporary)
-        temporary.replace(path)
-        return path
 
     def is_stamped(self, path: Path) -> bool:
         """Say whether a large file is the very inode that was checked when it came in."""

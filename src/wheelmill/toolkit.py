@@ -325,9 +325,18 @@ def first_fit(found: Iterable[FoundToolkit], need: Need) -> FoundToolkit | None:
 
 
 def wheels_toolkit(recipe: ToolkitRecipe, lock: Lock, directories: Directories) -> Toolkit:
-    """Describe the toolkit that a lock of wheels pins; nothing is installed by this."""
+    """Describe the toolkit that a lock of wheels pins; nothing is installed by this.
+
+    Raises ToolkitError where the recipe has no wheels, RecipeError where the lock has no nvcc.
+    """
     if recipe.wheels is None:
         raise ToolkitError(f"toolkit {recipe.name} has no [wheels]", advice=f"See {recipe.file}.")
+    if "nvidia-cuda-nvcc" not in lock.pins:
+        raise RecipeError(
+            f"the lock of toolkit {recipe.name} lacks nvidia-cuda-nvcc",
+            file=lock.file,
+            advice="Name it under [wheels] in the toolkit's recipe, then run `wheelmill lock`.",
+        )
     nvcc = lock.pins["nvidia-cuda-nvcc"].version
     return Toolkit(
         root=directories.toolkits / lock.digest / "files" / recipe.wheels.root,
@@ -677,11 +686,6 @@ def give_way(made: Path, wanted: Path) -> None:
 
 
 # views -----------------------------------------------------------------------------------------------
-
-
-def view_folder(toolkit: Toolkit, directories: Directories) -> Path:
-    """Give the place of a toolkit's view: beside the files, so that one bind mount carries both."""
-    return directories.toolkits / toolkit.digest / VIEW
 
 
 def make_view(toolkit: Toolkit, directory: Path, *, gcc: str, runner: Runner, target: str | None = None) -> ToolkitView:

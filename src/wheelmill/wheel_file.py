@@ -13,7 +13,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,9 +27,6 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from .errors import MalformedWheelError, RepairError, UsageError
-
-WRITER_FORMAT = 1
-"""Raised whenever `write_wheel` or `edit_members` can give other bytes for the same input; part of the derivation."""
 
 CHUNK = 1 << 20
 """Always the same, for what deflate gives may depend on how its input is cut."""
@@ -642,12 +639,6 @@ def digest_of(stream: IO[bytes], algorithm: str) -> "hashlib._Hash":
 def spelled(algorithm: str, digest: bytes) -> str:
     """Spell a digest as RECORD does: URL-safe base64 without padding."""
     return f"{algorithm}={urlsafe_b64encode(digest).rstrip(b'=').decode()}"
-
-
-def hex_digest(recorded: str) -> str:
-    """Give a digest of RECORD in hexadecimal."""
-    encoded = recorded.partition("=")[2]
-    return urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
 
 
 def read_all(member: Member) -> bytes:

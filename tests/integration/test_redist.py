@@ -25,7 +25,7 @@ from wheelmill.pipeline import need_of_stack
 from wheelmill.places import Http, index_settings
 from wheelmill.redist import VARIABLE, provide
 from wheelmill.runtime import Directories
-from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, make_view, view_folder
+from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, make_view
 
 pytestmark = pytest.mark.integration
 
@@ -279,7 +279,7 @@ def test_archives_and_wheels_make_a_toolkit_that_serves(place: Place) -> None:
         "nvidia-cublas-cu12.txt": "the licence of cublas\n",
     }
     assert not list(toolkit.root.rglob("__init__.py"))
-    view = make_view(toolkit, view_folder(toolkit, place.machine.directories), gcc="gcc", runner=RUNNER)
+    view = make_view(toolkit, place.machine.directories.toolkits / toolkit.digest / "view", gcc="gcc", runner=RUNNER)
     for name in ("include/cublas_v2.h", "lib64/libcublas.so", "lib64/stubs/libcuda.so", "nvvm/bin/cicc"):
         assert (view.root / name).is_file()
     assert "V12.8.93" in RUNNER.run((str(view.nvcc_real), "--version"), env=SYSTEM).stdout

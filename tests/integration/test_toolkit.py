@@ -14,7 +14,7 @@ from wheelmill.lock import Lock, parse_lock
 from wheelmill.places import index_settings
 from wheelmill.runtime import Directories
 from wheelmill.stack import parse_stack
-from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, install, make_view, view_folder
+from wheelmill.toolkit import Machine, Need, Toolkit, choose, examine, install, make_view
 from wheelmill.toolkit_recipe import parse_toolkit
 
 pytestmark = [pytest.mark.integration, pytest.mark.network]
@@ -71,7 +71,7 @@ def test_the_wheels_make_a_toolkit_that_passes_its_own_check(need: Need, machine
 
 def test_nvcc_takes_the_view_for_its_root(machine: Machine, toolkit: Toolkit, tmp_path: Path) -> None:
     """Run under a name inside the view, the real nvcc looks for everything there, and the result links."""
-    view = make_view(toolkit, view_folder(toolkit, machine.directories), gcc="gcc", runner=RUNNER)
+    view = make_view(toolkit, machine.directories.toolkits / toolkit.digest / "view", gcc="gcc", runner=RUNNER)
     view.nvcc.write_text(f'#!/bin/bash\nexec -a {view.nvcc} {view.nvcc_real} "$@"\n')
     view.nvcc.chmod(0o755)
     source = tmp_path / "k.cu"
@@ -94,7 +94,7 @@ def test_nvcc_takes_the_view_for_its_root(machine: Machine, toolkit: Toolkit, tm
 
 def test_gxx_finds_cccl_by_the_variable_of_the_build(machine: Machine, toolkit: Toolkit, tmp_path: Path) -> None:
     """CUDA 13 keeps CCCL in include/cccl, which g++ does not search by itself."""
-    view = make_view(toolkit, view_folder(toolkit, machine.directories), gcc="gcc", runner=RUNNER)
+    view = make_view(toolkit, machine.directories.toolkits / toolkit.digest / "view", gcc="gcc", runner=RUNNER)
     source = tmp_path / "c.cpp"
     source.write_text("#include <cuda/std/utility>\n")
     argv = ("g++", "-std=c++17", "-fsyntax-only", f"-I{view.root}/include", str(source))

@@ -1,5 +1,6 @@
 """The command line: what is asked reaches the stages, what cannot be meant is refused."""
 
+import errno
 import json
 import re
 import runpy
@@ -102,6 +103,53 @@ def test_a_prebuilt_member_is_not_built(capsys: pytest.CaptureFixture[str]) -> N
     status, _, err = run(capsys, "build", "vllm")
     assert status == 2
     assert "vllm is taken as published by stack cu128" in err
+
+
+@pytest.mark.parametrize("command", ["build", "fetch"])
+def test_what_is_taken_as_published_is_named_with_its_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the spelling, build and fetch say the same, with the file and its digest."""
+    status, _, err = run(capsys, command, "vLLM", "--stack", "cu130")
+    assert status == 2
+    assert "vllm is taken as published by stack cu130" in err
+    assert re.search(r"\n +vllm-0\.22\.0.*\.whl\n +sha256 [0-9a-f]{64}\n", err)
+
+
+def test_a_plan_of_a_prebuilt_member(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is listed as the stack has it; nothing else is."""
+    status, out, _ = run(capsys, "plan", "VLLM", "--stack", "cu130")
+    assert status == 0
+    assert out.startswith("vllm 0.22.0  [prebuilt]  vllm-0.22.0")
+    assert len(out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "Flash-Attn"])
+def test_names_in_any_spelling(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name is normalised as installers do."""
+    status, out, _ = run(capsys, "plan", name, "--stack", "cu130", "--json")
+    assert status == 0
+    assert [each["name"] for each in json.loads(out)["derivations"]] == ["flash-attn"]
+
+
+def test_trouble_of_the_system_is_a_report(
+    recipes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback: the path, what the system said and what to do; a reader that has gone is none of ours."""
+
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/cache/x")
+
+    monkeypatch.setitem(cli.COMMANDS, "gc", replace(cli.COMMANDS["gc"], run=refuse))
+    status, _, err = run(capsys, "gc", "--recipes", str(recipes))
+    assert status == 5
+    assert err.startswith("error: /cache/x: Permission denied\n")
+    assert "next: Make /cache/x writable for this user, or put the cache elsewhere with --cache DIR." in err
+
+    def gone(_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setitem(cli.COMMANDS, "gc", replace(cli.COMMANDS["gc"], run=gone))
+    with pytest.raises(BrokenPipeError):
+        run(capsys, "gc", "--recipes", str(recipes))
 
 
 @pytest.mark.parametrize("command", sorted(cli.LATER))
@@ -287,6 +335,22 @@ def test_index_writes_one_per_label(tmp_path: Path, capsys: pytest.CaptureFixtur
     folder = house / "simple" / "cu130-torch2.11.0-sm100"
     assert (status, out) == (0, f"{folder}\n")
     assert (folder / "demo" / "index.html").is_file()
+
+
+def test_index_skips_what_stands_in_none_and_removes_what_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record without a label is warned of; an index without a wheel goes, other folders stay."""
+    house = tmp_path / "house"
+    entered(tmp_path, index="")
+    over, other = house / "simple" / "cu128-old", house / "simple" / "notes"
+    for folder in (over, other):
+        folder.mkdir(parents=True)
+    (over / "index.json").write_text("{}")
+    status, out, err = run(capsys, "index", "--wheelhouse", str(house))
+    assert (status, out) == (0, "")
+    assert "stands in no index: its build record names none; build it again" in err
+    assert (over.exists(), other.exists()) == (False, True)
 
 
 # the rest of the line

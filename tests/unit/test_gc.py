@@ -1,7 +1,10 @@
 """gc frees what no build holds."""
 
 import fcntl
+import shutil
 from pathlib import Path
+
+import pytest
 
 from wheelmill.gc import collect
 from wheelmill.runtime import Directories
@@ -38,6 +41,24 @@ def test_a_running_build_keeps_its_workplace_and_all_that_it_uses(tmp_path: Path
         assert [each.path.name for each in collect(directories, everything=True)] == ["b"]
     assert (directories.builds / "a" / "file").exists()
     assert (directories.environments / "x" / "file").exists()
+
+
+def test_what_goes_is_renamed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle leaves no half of an environment under its own name; the next run removes the rest."""
+    directories = cache(tmp_path)
+
+    def stopped(_: Path, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            list(collect(directories, everything=False))
+    assert not (directories.builds / "a").exists()
+    directories.environments.rename(tmp_path / ".environments.1")
+    list(collect(directories, everything=True))
+    assert list(directories.builds.iterdir()) == []
+    assert not (tmp_path / ".environments.1").exists()
 
 
 def test_no_cache_is_no_error(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from wheelmill.errors import CommandFailedError, FetchError, VerifyError
 from wheelmill.install import (
     Installation,
     PinnedWheel,
-    lock_sources,
     offline_install,
 )
 from wheelmill.lock import Lock, parse_lock
 from wheelmill.places import IndexSettings
-from wheelmill.recipe import IndexSource
 from wheelmill.stack import Stack, parse_stack
 
 WHEEL = "thing-1.0+cu128.torch2.9.1.sm100-1-cp312-cp312-manylinux_2_28_x86_64.whl"
@@ -256,14 +254,6 @@ def test_an_import_that_kills_the_interpreter_is_told(installation: Installation
     assert str(caught.value) == (
         "importing torch, thing ended the interpreter (status -11):\n  Fatal Python error: Segmentation fault"
     )
-
-
-def test_a_lock_names_its_files() -> None:
-    """What fetch has to get, file by file."""
-    assert lock_sources(parse_lock(LOCK, file="x")) == (
-        IndexSource(project="torch", file="torch-2.9.1-cp312-cp312-manylinux_2_28_x86_64.whl", sha256="a" * 64),
-    )
-    assert lock_sources(parse_lock(f"torch==2.9.1 --hash=sha256:{'a' * 64}\n", file="x")) == ()
 
 
 @pytest.fixture

@@ -435,7 +435,7 @@ def test_an_interruption_is_no_failure(
 def test_a_full_disk_has_a_name_wherever_it_is_met(
     tools: Tools, derivation: Derivation, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not every write of every stage says so itself; any other surprise keeps its traceback."""
+    """Not every write of every stage says so itself; other trouble of the system is a report too."""
     monkeypatch.setattr(pipeline, "realise", raising(OSError(errno.ENOSPC, "No space left on device", "/cache/x")))
     document = attempt(derivation, tools, house).to_json()
     assert document["error"] == {
@@ -445,8 +445,34 @@ def test_a_full_disk_has_a_name_wherever_it_is_met(
         "advice": "Free space (`wheelmill gc`), or put the cache elsewhere with --cache DIR.",
     }
     monkeypatch.setattr(pipeline, "realise", raising(OSError(errno.EIO, "I/O error")))
-    with pytest.raises(OSError, match="I/O error"):
+    error = attempt(derivation, tools, house).to_json()["error"]
+    assert error == {
+        "kind": "unknown",
+        "exit": 5,
+        "message": f"{tools.runtime.directories.cache}: I/O error",
+        "advice": "Look at this path and its file system, then run the same command again.",
+    }
+    monkeypatch.setattr(pipeline, "realise", raising(OSError(errno.EMFILE, "Too many open files")))
+    assert attempt(derivation, tools, house).to_json()["error"]["exit"] == 6
+    monkeypatch.setattr(pipeline, "realise", raising(BrokenPipeError()))
+    with pytest.raises(BrokenPipeError):
         attempt(derivation, tools, house)
+
+
+def test_a_cap_that_decides_is_the_source() -> None:
+    """What the user said is named where it is smaller than what was found, and only there."""
+    found = Limits(
+        cpus=8.0,
+        memory_bytes=40 * GIB,
+        available_bytes=20 * GIB,
+        pids=None,
+        sources=dict.fromkeys(("cpus", "memory"), "x"),
+    )
+    tight = pipeline.capped(found, Bounds(cpus=4, memory=10 * GIB))
+    assert (tight.cpus, tight.memory_bytes, tight.available_bytes) == (4, 10 * GIB, 10 * GIB)
+    assert tight.sources == {"cpus": "--cpus", "memory": "--memory", "available": "--memory"}
+    assert pipeline.capped(found, Bounds(cpus=16, memory=99 * GIB)) == found
+    assert pipeline.capped(found, Bounds()) == found
 
 
 def test_a_built_wheel_has_the_same_fields(derivation: Derivation) -> None:
@@ -459,6 +485,7 @@ def test_a_built_wheel_has_the_same_fields(derivation: Derivation) -> None:
         sha256="f" * 64,
         size=10,
         content_digest="c" * 64,
+        jobs=2,
         seconds=100.0,
         compiles=compiles,
         units=(),

@@ -58,6 +58,7 @@ def record(derivation: Derivation, *units: CompileRecord) -> BuildRecord:
         sha256="f" * 64,
         size=10,
         content_digest="c" * 64,
+        jobs=2,
         seconds=100.04,
         compiles=CompileSummary(
             compiles=6, links=1, cache_hits=2, retries=1, cpu_seconds=400.04, peak_rss_bytes=3 * GIB
@@ -192,6 +193,12 @@ def test_no_build_is_shorter_than_its_longest_compile(walls: list[float]) -> Non
     assert record_of(units).ideal_seconds == round(max(walls, default=0.0), 1)
 
 
+def test_all_the_work_on_the_jobs_granted_bounds_it_too() -> None:
+    """400 CPU seconds on two jobs take 200 s, however short each compile."""
+    record = replace(record_of((UNIT,)), compiles=CompileSummary(cpu_seconds=400.0))
+    assert record.ideal_seconds == 200.0
+
+
 def record_of(units: tuple[CompileRecord, ...]) -> BuildRecord:
     """Make a record of which only the units count."""
     return BuildRecord(
@@ -201,6 +208,7 @@ def record_of(units: tuple[CompileRecord, ...]) -> BuildRecord:
         sha256="",
         size=0,
         content_digest="",
+        jobs=2,
         seconds=0.0,
         compiles=CompileSummary(),
         units=units,

@@ -52,7 +52,9 @@ def test_a_recipe_reads_as_its_schema() -> None:
 
 def test_what_must_reach_the_compilers() -> None:
     """A variant adds macros and inherits the rest; without the table nothing is demanded."""
-    text = GOOD.replace("revision = 2", 'revision = 2\nexpects = { macros = ["A=1"], standard = "c++17", optimisation = "-O3" }')
+    text = GOOD.replace(
+        "revision = 2", 'revision = 2\nexpects = { macros = ["A=1"], standard = "c++17", optimisation = "-O3" }'
+    )
     text = text.replace('patches = ["small', 'expects = { macros = ["B"], optimisation = "-O2" }\npatches = ["small')
     release = parse_recipe(tomllib.loads(text), file="recipes/demo.toml").releases["1.0"]
     assert release.expects == Expects(macros=("A=1",), standard="c++17", optimisation="-O3")

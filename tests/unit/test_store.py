@@ -116,18 +116,6 @@ def test_two_at_once_end_with_one_good_file(store: Store) -> None:
     assert found[0].read_bytes() == b"hello"
 
 
-def test_placing_gives_a_copy_of_its_own(store: Store, tmp_path: Path) -> None:
-    """What a build does to a placed file does not reach the store."""
-    stored = store.add([b"hello"], digest(b"hello"))
-
-    placed = store.place_as(digest(b"hello"), tmp_path / "links" / "x-1.0.tar.gz")
-    placed.write_bytes(b"changed")
-
-    assert stored.read_bytes() == b"hello"
-    with pytest.raises(KeyError):
-        store.place_as(digest(b"absent"), tmp_path / "y")
-
-
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     """No room left is a failure of its own kind, with a way on; other trouble stays what it is."""
     with pytest.raises(DiskFullError) as caught, out_of_space(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 
 from wheelmill._process import Completed
 from wheelmill.arch import Arch
-from wheelmill.errors import ToolkitError
+from wheelmill.catalog import load_catalog
+from wheelmill.errors import RecipeError, ToolkitError
 from wheelmill.lock import Lock, parse_lock
 from wheelmill.runtime import Directories
 from wheelmill.stack import Prebuilt, Stack
@@ -24,7 +25,7 @@ from wheelmill.toolkit import (
     redistributed_toolkit,
     survey,
     tree_digest,
-    view_folder,
+    wheels_toolkit,
 )
 from wheelmill.toolkit_recipe import Component, Redistributable, ToolkitRecipe, WheelProvider
 
@@ -516,7 +517,7 @@ def toolkit_at(root: Path) -> Toolkit:
 def test_a_view_adds_what_wheels_lack(world: World) -> None:
     """lib64, libcudart.so and the driver stub appear; every link is relative; bin/nvcc is the launcher's."""
     toolkit = toolkit_at(world.toolkit("cache/toolkits/d/files/nvidia/cu13"))
-    folder = view_folder(toolkit, world.machine().directories)
+    folder = world.machine().directories.toolkits / toolkit.digest / "view"
 
     view = make_view(toolkit, folder, gcc="gcc", runner=world.programs)
 
@@ -581,3 +582,12 @@ def test_the_shipped_lock_serves_one_platform_and_names_no_host() -> None:
     assert not re.search(r"//|--(?!hash)", text)
     assert all(len(pin.hashes) == 1 for pin in lock.pins.values())
     assert lock.pins["nvidia-cuda-nvcc"].version == "13.0.88"
+
+
+def test_a_lock_without_nvcc_is_named(tmp_path: Path) -> None:
+    """The compiler decides the release: a lock that lacks it makes no toolkit."""
+    recipe = load_catalog((Path(__file__).parents[2] / "recipes",)).toolkits["cuda-13.0"]
+    lock = parse_lock(f"nvidia-cuda-cccl==13.0.85 --hash=sha256:{'a' * 64}\n", file="cuda-13.0.txt")
+    with pytest.raises(RecipeError) as caught:
+        wheels_toolkit(recipe, lock, Directories(cache=tmp_path, wheelhouse=tmp_path))
+    assert str(caught.value) == "cuda-13.0.txt: the lock of toolkit cuda-13.0 lacks nvidia-cuda-nvcc"

@@ -21,7 +21,6 @@ from wheelmill.wheel_file import (
     content,
     disagreements,
     edit_members,
-    hex_digest,
     open_members,
     read_wheel,
     replace_fields,
@@ -103,7 +102,7 @@ def problems(path: Path) -> tuple[str, ...]:
 
 
 def test_golden_bytes(tmp_path: Path) -> None:
-    """The writer's bytes are part of the derivation: whoever changes them raises WRITER_FORMAT."""
+    """The writer's bytes are part of the derivation: whoever changes them raises the writer's number in derivation.FORMATS."""
     if zlib_warnings(getattr(zlib, "ZLIBNG_VERSION", "")):
         pytest.skip("zlib-ng gives other bytes by design")
 
@@ -312,7 +311,7 @@ def test_read_wheel_gives_what_it_says(tmp_path: Path) -> None:
     assert wheel.tags == wheel.wheel_tags == ("cp312-cp312-linux_x86_64",)
     assert wheel.dist_info == DIST_INFO
     assert wheel.requires == ("torch", "einops>=0.7", 'Torch>=2; extra == "new"')
-    assert hex_digest(wheel.record["flash_attn/__init__.py"].digest) == sha(b"VERSION = 1\n").hex()
+    assert wheel.record["flash_attn/__init__.py"].digest == spelled("sha256", sha(b"VERSION = 1\n"))
     assert disagreements(wheel) == ()
 
 
@@ -501,7 +500,7 @@ def test_edit_makes_all_places_agree(tmp_path: Path) -> None:
         f"{stem}.dist-info/licenses/csrc/cutlass/LICENSE.txt",
         f"{stem}.dist-info/wheelmill.json",
     }
-    assert hex_digest(wheel.record["flash_attn_2_cuda.so"].digest) == sha(FILES["flash_attn_2_cuda.so"]).hex()
+    assert wheel.record["flash_attn_2_cuda.so"].digest == spelled("sha256", sha(FILES["flash_attn_2_cuda.so"]))
 
 
 def test_edited_texts(tmp_path: Path) -> None:
