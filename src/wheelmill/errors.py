@@ -71,6 +71,16 @@ class BuildFailedError(WheelmillError):
     exit_status = 1
 
 
+class NetworkError(BuildFailedError):
+    """The package's own build wanted something from the network, which is cut."""
+
+    kind = "network-at-build"
+    default_advice = (
+        "Pin what it wants: a Python package in the recipe's `build-requires`, a file by another `source` that holds "
+        "it (`must-exist` checks that); or take the download out with a patch (`patches`)."
+    )
+
+
 # 2: usage or recipe ----------------------------------------------------------------------------------
 
 

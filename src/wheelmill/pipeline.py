@@ -14,11 +14,11 @@ from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
 from .arch import Arch
-from .build import BuiltWheel, Equipment, Workplace, build_wheel, occupied, recorded, retire
+from .build import BuiltWheel, Equipment, Walls, Workplace, build_wheel, occupied, recorded, retire, shut_in
 from .catalog import Catalog
 from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
-from .doctor import examine
+from .doctor import examine, sandbox_finding
 from .environment import BuildEnvironment, create, demand
 from .errors import (
     CommandFailedError,
@@ -47,6 +47,7 @@ from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
 from .resources import Grant, grant
 from .runtime import Runtime
+from .sandbox import CUDA, Rung, probe
 from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
 from .stack import Stack
@@ -199,6 +200,7 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
             python=fitted.interpreter.version,
             libc=" ".join(platform.libc_ver()),
             ccache=equipment.cache is not None,
+            sandbox=fitted.rung.name,
         )
         stamped = repaired(built, tree, place, equipment, derivation, found, tools)
         verified = verify(stamped, place, fitted, derivation, tools)
@@ -228,6 +230,7 @@ class Fitted:
     toolkit: Toolkit
     host: HostCompiler
     grant: Grant
+    rung: Rung
 
 
 def fit(derivation: Derivation, tools: Tools) -> Fitted:
@@ -245,6 +248,7 @@ def fit(derivation: Derivation, tools: Tools) -> Fitted:
         toolkit=choose(need_of(derivation), tools.machine, given=tools.cuda_home),
         host=host_compilers(lambda name, path: shutil.which(name, path=path), tools.runner, tools.runtime.env),
         grant=granted,
+        rung=walls(tools),
     )
 
 
@@ -257,6 +261,17 @@ def warn_of(findings: Sequence[Finding], report: Reporter) -> None:
             report.warn(f"{finding.message}\n{finding.advice}".strip())
     if outside:
         report.note(f"set here and kept out of the build: {', '.join(outside)}")
+
+
+def walls(tools: Tools) -> Rung:
+    """Find out how far the build can be shut in; less than wholly is said."""
+    rung = probe(tools.runner, tools.runtime.python)
+    if rung.name == "none":
+        tools.report.warn(
+            f"no sandbox: {rung.reason}. The network is not cut, and equal bytes are promised for equal paths only. "
+            f"{rung.advice}"
+        )
+    return rung
 
 
 def situation(stack: Stack, need: Need, tools: Tools, limits: Limits) -> Situation:
@@ -333,16 +348,28 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
             fitted.toolkit, derivation.toolkit_lock, python=environment.python, directories=directories, uv=tools.uv()
         )
     shutil.rmtree(place.view, ignore_errors=True)
-    view = make_view(fitted.toolkit, place.view, gcc=str(fitted.host.cc), runner=tools.runner)
+    target = None if fitted.rung.name == "none" else CUDA
+    view = make_view(fitted.toolkit, place.view, gcc=str(fitted.host.cc), runner=tools.runner, target=target)
     ccache = tools.runtime.python.parent / "ccache"
     objects = ObjectCache(ccache=ccache, directory=directories.objects / derivation.name)
+    cache = objects if ccache.is_file() else None
+    sandbox = shut_in(
+        place,
+        Walls(rung=fitted.rung, python=tools.runtime.python, interpreter=fitted.interpreter.path),
+        environment=environment,
+        toolkit=fitted.toolkit,
+        host=fitted.host,
+        cache=cache,
+        runner=tools.runner,
+    )
     return Equipment(
         environment=environment,
         toolkit=fitted.toolkit,
         view=view,
         host=fitted.host,
-        cache=objects if ccache.is_file() else None,
+        cache=cache,
         grant=fitted.grant,
+        box=sandbox,
     )
 
 
@@ -426,10 +453,21 @@ def missing_licenses(built: BuiltWheel, tree: SourceTree, derivation: Derivation
     wheel = read_wheel(built.path)
     inside = [name for name in wheel.record if name.startswith(f"{wheel.dist_info}/")]
     return {
-        entry.path: (tree.root / entry.path).read_bytes()
+        entry.path: licence_text(tree, entry.path)
         for entry in derivation.release.licenses
         if not any(name.endswith(f"/{entry.path}") for name in inside)
     }
+
+
+def licence_text(tree: SourceTree, name: str) -> bytes:
+    """Read a licence out of the tree, as the build left it: a link could lead to any file of ours."""
+    path = tree.root / name
+    if path.resolve() != tree.root.resolve() / name or not path.is_file():
+        raise VerifyError(
+            f"the licence {name} is no file of the source tree after the build",
+            advice="Read what the package's build does to it, or correct the recipe's `licenses`.",
+        )
+    return path.read_bytes()
 
 
 def verify(
@@ -437,7 +475,12 @@ def verify(
 ) -> VerifiedWheel:
     """Run every check, the last one an offline install beside the locked torch and an import."""
     tools.report.step("verify")
-    inspection, findings = inspect_and_judge(stamped.path, expected(derivation))
+    expectation = replace(
+        expected(derivation),
+        machine_paths=(str(tools.runtime.directories.cache), tools.runtime.env.get("HOME", "")),
+        shut_in=fitted.rung.name != "none",
+    )
+    inspection, findings = inspect_and_judge(stamped.path, expectation)
     require(stamped.path, findings)
     proof = offline_install(
         Installation(
@@ -697,7 +740,8 @@ def survey_machine(stack: Stack, tools: Tools, archs: tuple[Arch, ...] = ()) -> 
     """Look at everything that a build of this stack needs of this machine."""
     need = need_of_stack(stack, tools.catalog)
     need = replace(need, archs=archs or need.archs)
-    return examine(situation(stack, need, tools, tools.limits()))
+    found = examine(situation(stack, need, tools, tools.limits()))
+    return (*found, sandbox_finding(probe(tools.runner, tools.runtime.python)))
 
 
 def driver_version(path: Path) -> str:

@@ -12,9 +12,6 @@ from .resources import ideal
 from .shims import HostCompiler
 from .toolkit import Toolkit
 
-SANDBOX = "none"
-"""No sandbox yet: the network is not cut and paths are the machine's, so bytes are promised on this machine only."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
@@ -30,13 +27,14 @@ class Found:
     zlib: str
     compile_backend: str
     sandbox: str
+    """`namespaces`, or `none`: then paths are the machine's and the network was not cut."""
 
     def to_json(self) -> dict[str, object]:
         """Give the facts by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccache: bool) -> Found:
+def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccache: bool, sandbox: str) -> Found:
     """Collect what was found on this machine."""
     return Found(
         host_compiler=host.identity,
@@ -48,7 +46,7 @@ def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccac
         python=python,
         zlib=zlib.ZLIB_RUNTIME_VERSION,
         compile_backend="ccache" if ccache else "direct",
-        sandbox=SANDBOX,
+        sandbox=sandbox,
     )
 
 

@@ -264,6 +264,16 @@ def _stat(path: Path) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns]
 
 
+def compile_launcher(directory: Path, python: Path, runner: Runner) -> None:
+    """Compile the launcher for the Python that runs it: inside a sandbox its folder cannot be written."""
+    code = (
+        "import py_compile, sys; py_compile.compile(sys.argv[1], doraise=True, "
+        "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    argv = [str(python), "-S", "-I", "-c", code, str(directory / f"{MODULE}.py")]
+    runner.run(argv, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+
+
 def _write_launcher(target: Path) -> None:
     """Copy the launcher with its compiled form: compiling it anew takes 20 ms of every start.
 

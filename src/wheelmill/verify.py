@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from packaging.version import Version
 
@@ -15,7 +17,7 @@ from .elf import ElfFacts
 from .errors import VerifyError
 from .inspection import Inspection, inspect_wheel
 from .preflight import Finding
-from .wheel_file import DAMAGE, WheelFile, check_record, disagreements, read_wheel
+from .wheel_file import DAMAGE, Member, WheelFile, check_record, disagreements, open_members, read_wheel
 
 FACTS = "wheelmill.json"
 """The file in dist-info that carries the derivation."""
@@ -31,6 +33,10 @@ class Expectation:
     extensions: tuple[str, ...] = ()
     top_level: tuple[str, ...] = ()
     licenses: tuple[str, ...] = ()
+    machine_paths: tuple[str, ...] = ()
+    """Folders of the building machine that must not stand in any file."""
+    shut_in: bool = False
+    """Whether the build was in a sandbox, so that a trace of the machine is an error and no surprise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +74,12 @@ def claimed(path: Path) -> Expectation:
         inputs = mapping(facts["inputs"])
         archs = tuple(Arch.parse(str(arch)) for arch in listed(inputs["archs"]))
         version = str(Version(f"{inputs['version']}+{inputs['local_version']}"))
-        return Expectation(version=version, archs=archs, torch=str(mapping(inputs["torch"])["version"]))
+        return Expectation(
+            version=version,
+            archs=archs,
+            torch=str(mapping(inputs["torch"])["version"]),
+            shut_in=mapping(facts["found"])["sandbox"] != "none",
+        )
     except (KeyError, TypeError, ValueError, RecursionError, *DAMAGE) as error:
         raise VerifyError(
             f"{path.name}: its {FACTS} cannot be read ({error})",
@@ -122,6 +133,7 @@ def inspect_and_judge(path: Path, expectation: Expectation) -> tuple[Inspection,
         *run_paths(inspection.elf),
         *device_code(inspection.elf, expectation),
         *contents(wheel, expectation),
+        *paths(path, expectation),
     )
 
 
@@ -288,3 +300,62 @@ def contents(wheel: WheelFile, expectation: Expectation) -> Iterator[Finding]:
         fine="nothing stray at the top level, licences are in it",
         advice="The recipe's checks and licenses say what belongs in the wheel; correct the recipe or its patches.",
     )
+
+
+TEMPORARY_NAME = re.compile(rb"tmpxft_[0-9a-f]{8}_")
+"""How nvcc names its intermediate files: after its process id."""
+SHORT_PATH = 8
+CHUNK = 1 << 20
+
+
+def paths(path: Path, expectation: Expectation) -> Iterator[Finding]:
+    """No file tells of the machine that built it: no folder of its cache or home, no process id of nvcc."""
+    with open_members(path) as members:
+        found = [f"{member.name} holds {trace}" for member in members for trace in traces(member, expectation)]
+    fine = Finding(
+        id="paths", status="ok", subject=path.name, message="no path and no process id of the building machine"
+    )
+    yield from (
+        Finding(
+            id="paths",
+            status="error" if expectation.shut_in else "warn",
+            subject=path.name,
+            message=problem,
+            advice="Another machine would make other bytes; look in the log for the command that names it.",
+        )
+        for problem in found
+    )
+    if not found:
+        yield fine
+
+
+def traces(member: Member, expectation: Expectation) -> Iterator[str]:
+    """Give each trace of the building machine in one file.
+
+    A short folder (`/root/`) stands in many a text, so it counts in compiled code alone.
+    """
+    compiled = ".so" in member.name.rpartition("/")[2]
+    needles = [
+        re.compile(re.escape(folder.rstrip("/").encode()) + rb"/")
+        for folder in expectation.machine_paths
+        if folder.strip("/") and (compiled or len(folder) >= SHORT_PATH)
+    ]
+    for needle in (TEMPORARY_NAME, *needles):
+        try:
+            with member.open() as stream:
+                hit = first_match(stream, needle)
+        except DAMAGE:
+            return  # the check of RECORD says so
+        if hit is not None:
+            yield repr(hit.decode("utf-8", "replace"))
+
+
+def first_match(stream: IO[bytes], needle: re.Pattern[bytes]) -> bytes | None:
+    """Give the first match and what follows it, a piece at a time; a match may lie across two pieces."""
+    kept = b""
+    while chunk := stream.read(CHUNK):
+        text = kept + chunk
+        if match := needle.search(text):
+            return re.split(rb"[^\x20-\x7e]", text[match.start() : match.start() + 200])[0]
+        kept = text[-(len(needle.pattern) + 16) :]
+    return None

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import uv
 
+from wheelmill._process import descendants
 from wheelmill.governor import read_records
 from wheelmill.inspection import inspect_wheel
 
@@ -143,7 +143,7 @@ def test_verify_and_inspect_agree(built: tuple[Bench, dict[str, object]]) -> Non
     assert done.returncode == 0, done.stderr
     findings = {finding["id"]: finding["status"] for finding in json.loads(done.stdout)["findings"]}
     assert findings == dict.fromkeys(
-        ["names", "record", "platform", "requires-torch", "run-path", "device-code", "contents"], "ok"
+        ["names", "record", "platform", "requires-torch", "run-path", "device-code", "contents", "paths"], "ok"
     )
 
 
@@ -184,28 +184,24 @@ def slow_kernel() -> str:
     return "x[i]" + "".join(f" * sinf(x[i] + {number}.5f) * powf(x[i], {number}.25f)" for number in range(1500))
 
 
-def processes_below(cache: Path) -> list[str]:
-    """Every living process that works in this cache."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            where = str((entry / "cwd").readlink())
-        except OSError:
-            continue
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and str(cache) in line + where:
-            found.append(line[:200])
-    return found
+def name_of(pid: int) -> str:
+    """Give the name of a living process, else nothing."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
-def waiting_for(records: Path, running: "subprocess.Popen[bytes]", cache: Path) -> Iterator[None]:
-    """Wait until a compiler is at work."""
+def family_at_work(running: "subprocess.Popen[bytes]") -> list[int]:
+    """Wait until a compiler is at work; give every process of the build."""
     deadline = time.monotonic() + 120
-    while not any("cicc" in line for line in processes_below(cache)):
+    while True:
+        family = descendants(running.pid)
+        if any(name_of(pid) == "cicc" for pid in family):
+            return family
         assert time.monotonic() < deadline, "no compiler came up"
         assert running.poll() is None, "the build ended before it could be stopped"
         time.sleep(0.1)
-        yield
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -216,13 +212,12 @@ def test_an_interrupted_build_leaves_no_compiler(bench: Bench, tmp_path: Path, n
     with subprocess.Popen(
         slow.argv("build", "torch-cuda-ext"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as running:
-        for _ in waiting_for(tmp_path, running, slow.cache / "builds"):
-            pass
+        family = family_at_work(running)
         running.send_signal(number)
         _, said = running.communicate(timeout=20)
     assert running.returncode == 130
     assert b"Run the same command again" in said
-    assert processes_below(slow.cache / "builds") == []
+    assert [name_of(pid) for pid in family if name_of(pid)] == []
     assert not list(bench.house.glob("*.whl"))
 
 

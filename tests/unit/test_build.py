@@ -6,7 +6,9 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import build as pypa_build
 import pytest
@@ -24,7 +26,8 @@ from wheelmill.errors import BuildFailedError, CommandFailedError, DiskFullError
 from wheelmill.governor import CompileRecord, Event
 from wheelmill.resources import GIB, Grant
 from wheelmill.runtime import Directories
-from wheelmill.shims import HostCompiler, Shims
+from wheelmill.sandbox import Attempt, Rung, Sandbox, Share
+from wheelmill.shims import HostCompiler
 from wheelmill.source import SourceTree
 from wheelmill.toolkit import Toolkit, ToolkitView
 
@@ -323,7 +326,8 @@ def equipment(tmp_path: Path) -> Equipment:
     )
     environment = BuildEnvironment.at(tmp_path / "environment", "3.12")
     view = ToolkitView(root=tmp_path / "view")
-    return Equipment(environment=environment, toolkit=toolkit, view=view, host=host, cache=None, grant=GRANT)
+    box = Sandbox(rung=Rung(name="none"), python=Path("/usr/bin/python3"), folder=tmp_path)
+    return Equipment(environment=environment, toolkit=toolkit, view=view, host=host, cache=None, grant=GRANT, box=box)
 
 
 def tree(place: Workplace) -> SourceTree:
@@ -338,12 +342,12 @@ def test_the_backend_runs_with_exactly_our_variables(place: Workplace, tmp_path:
         return "demo-1.0-py3-none-any.whl"
 
     runner = FakeBackend(answer)
-    environment = equipment(tmp_path).environment
-    wheel = run_backend(tree(place), place, environment, {"ONLY": "this"}, runner)
+    tools = equipment(tmp_path)
+    wheel = run_backend(tree(place), place, tools, {"ONLY": "this"}, runner)
     assert wheel == place.out / "built" / "demo-1.0-py3-none-any.whl"
     assert wheel.is_file()
     [(argv, env, cwd)] = runner.calls
-    assert argv[0] == str(environment.python)
+    assert argv[0] == str(tools.environment.python)
     assert cwd == place.source
     assert {name: value for name, value in env.items() if not name.startswith("_PYPROJECT_HOOKS")} == {"ONLY": "this"}
     assert place.log.read_text() == "the backend speaks\n"
@@ -366,7 +370,7 @@ def test_the_backends_warnings_go_into_the_log(
     monkeypatch.setattr(build.pypa_build, "ProjectBuilder", Builder)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        run_backend(tree(place), place, equipment(tmp_path).environment, {}, FakeBackend(lambda _: ""))
+        run_backend(tree(place), place, equipment(tmp_path), {}, FakeBackend(lambda _: ""))
     assert place.log.read_text() == "old metadata\n"
     assert warnings.showwarning is shown
 
@@ -387,16 +391,15 @@ def test_the_build_sees_jobs_and_its_own_folders(derivation: Derivation, place: 
 
 def test_the_launcher_stands_in_nvccs_place(tmp_path: Path) -> None:
     """Torch takes nvcc from CUDA_HOME/bin; a link there would lead the launcher to the wrong root."""
-    launcher = tmp_path / "launcher"
+    place = Workplace(root=tmp_path)
+    launcher = place.shims / "bin" / "nvcc"
+    launcher.parent.mkdir(parents=True)
     launcher.write_text("#!launcher\n")
     launcher.chmod(0o755)
     view = ToolkitView(root=tmp_path / "view")
     view.nvcc.parent.mkdir(parents=True)
     view.nvcc.symlink_to("/real/nvcc")
-    shims = Shims(
-        directory=tmp_path, bin=tmp_path, gate=tmp_path, config=tmp_path, names=("nvcc",), tools={"nvcc": launcher}
-    )
-    build.install_nvcc(shims, view)
+    build.install_nvcc(place, view)
     assert not view.nvcc.is_symlink()
     assert view.nvcc.read_text() == "#!launcher\n"
     assert view.nvcc.stat().st_mode & 0o111
@@ -415,6 +418,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 
     monkeypatch.setattr(build, "shim_spec", shim_spec)
     monkeypatch.setattr(build, "make_shims", lambda *_: None)
+    monkeypatch.setattr(build, "compile_launcher", lambda *_: None)
     monkeypatch.setattr(build, "install_nvcc", lambda *_: None)
     yield sockets
     assert not any(path.exists() for path in sockets)
@@ -475,6 +479,13 @@ def build_with(
     )
 
 
+def made(place: Workplace) -> Path:
+    """Do what a backend does in the end."""
+    (place.out / "built").mkdir(exist_ok=True)
+    (place.out / "built" / "x.whl").write_bytes(b"")
+    return place.out / "built" / "x.whl"
+
+
 def test_records_of_this_start_only(
     monkeypatch: pytest.MonkeyPatch, derivation: Derivation, place: Workplace, bare: list[Path]
 ) -> None:
@@ -482,13 +493,13 @@ def test_records_of_this_start_only(
 
     def backend() -> Path:
         compile_with(bare[-1], status=0)
-        return place.out / "x.whl"
+        return made(place)
 
     report = Heard()
     build_with(monkeypatch, derivation, place, backend, report)
     built = build_with(monkeypatch, derivation, place, backend, report)
     assert [record.source for record in built.records] == ["csrc/a.cu"]
-    assert (built.compiles.compiles, built.path) == (1, place.out / "x.whl")
+    assert (built.compiles.compiles, built.path) == (1, place.built / "x.whl")
     assert len(place.records.read_text().splitlines()) == 2
     assert report.lines == ["[1] nvcc csrc/a.cu: 0 s, 0.0 GiB"] * 2
 
@@ -539,6 +550,88 @@ def test_a_broken_governor_is_the_cause_not_the_compiles(
     with pytest.raises(WheelmillError) as caught:
         build_with(monkeypatch, derivation, place, backend, Heard(LookupError("a bug")))
     assert str(caught.value) == f"the governor broke: LookupError('a bug')\n  log: {place.log}"
+
+
+# what a build may leave
+
+
+def test_the_wheel_is_taken_out_and_the_rest_thrown_away(place: Workplace) -> None:
+    """A link that the build has left where we write next would lead us anywhere."""
+    path = made(place)
+    (place.tmp / "venv").symlink_to(place.root)
+    (place.out / "stamped").symlink_to(place.root)
+    assert build.taken_out(path, place) == place.built / "x.whl"
+    assert [list(folder.iterdir()) for folder in (place.out, place.tmp, place.home)] == [[], [], []]
+
+
+@pytest.mark.parametrize("name", ["../../log", "../built/x.whl", "link.whl", "missing.whl", "folder.whl"])
+def test_a_wheel_that_is_no_file_of_the_builds_own(place: Workplace, name: str) -> None:
+    """A backend names any path it likes."""
+    made(place)
+    (place.root / "log").write_text("ours")
+    (place.out / "built" / "link.whl").symlink_to(place.root / "log")
+    (place.out / "built" / "folder.whl").mkdir()
+    with pytest.raises(BuildFailedError) as caught:
+        build.taken_out(place.out / "built" / name, place)
+    assert "as its wheel, which is no file of its own\n  log: " in str(caught.value)
+
+
+NAME = Attempt(kind="name", program="git clone", subject="example.org")
+LEFT = Attempt(kind="left", program="watcher", subject="7")
+
+
+def test_a_name_asked_for_is_the_cause_of_a_failure_without_another() -> None:
+    """Exit 1, the program and the host by name, and how to pin what it wants."""
+    failure = build.with_attempts(BuildFailedError("it failed\n  log: x"), (NAME, LEFT), compiled=False)
+    assert (failure.exit_status, failure.kind) == (1, "network-at-build")
+    assert str(failure) == (
+        "the build asked the network for example.org, and the network is cut\n"
+        "  the build asked for example.org (git clone); the network is cut, so it got nothing\n"
+        "  the build left a process behind (watcher); it was ended\n"
+        "  it failed\n  log: x"
+    )
+    assert "`build-requires`" in failure.advice
+
+
+def test_a_failed_compile_is_a_better_cause_than_a_name_asked_for() -> None:
+    """What was tried is told beside it."""
+    failure = build.with_attempts(BuildFailedError("nvcc failed\n  log: x"), (NAME,), compiled=True)
+    assert failure.kind == "unknown"
+    assert str(failure).splitlines()[0] == "nvcc failed"
+    assert str(failure).splitlines()[2] == "  log: x"
+    assert "example.org" in str(failure).splitlines()[1]
+
+
+def test_hooks_are_told_the_paths_inside(place: Workplace, tmp_path: Path) -> None:
+    """The frontend's script, its input and its folders, the tree in the backend's own path."""
+
+    def answer(kwargs: Mapping[str, object]) -> str:
+        assert kwargs["wheel_directory"] == "/wheelmill/out/built"
+        return "demo-1.0-py3-none-any.whl"
+
+    tools = equipment(tmp_path)
+    shares = (
+        Share(outside=place.source, inside="/wheelmill/source"),
+        Share(outside=place.out, inside="/wheelmill/out"),
+    )
+    box = replace(tools.box, rung=Rung(name="namespaces"), shares=shares)
+
+    class Inside(FakeBackend):
+        def stream(self, argv: Sequence[str], **rest: Any) -> Completed:
+            [control] = [entry[2] for entry in config()["entries"] if entry[1] == "/wheelmill/control"]
+            assert argv[-1] == "/wheelmill/control"
+            return super().stream([*argv[:-1], control], **rest)
+
+    def config() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((tmp_path / "sandbox.json").read_text())
+        return found
+
+    runner = Inside(answer)
+    run_backend(tree(place), place, replace(tools, box=box), {}, runner)
+    [(argv, _, _)] = runner.calls
+    assert argv[:3] == ("/usr/bin/python3", "-S", "-I")
+    assert argv[argv.index("--") + 2 : -1] == ("/wheelmill/hook.py", "build_wheel")
+    assert config()["cwd"] == "/wheelmill/source"
 
 
 # progress

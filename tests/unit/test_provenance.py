@@ -24,7 +24,7 @@ HOST = HostCompiler(
 TOOLKIT = Toolkit(
     root=Path("/home/me/cuda"), cuda="13.0", nvcc_version="13.0.88", digest="d" * 64, provider="wheels", pinned=True
 )
-FOUND = gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=True)
+FOUND = gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=True, sandbox="none")
 UNIT = CompileRecord(
     id=1,
     tool="nvcc",
@@ -84,7 +84,10 @@ def test_what_was_found(derivation: Derivation) -> None:
         "sandbox": "none",
     }
     assert set(FOUND.to_json()) == {field.name for field in fields(Found)}
-    assert gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=False).compile_backend == "direct"
+    assert (
+        gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=False, sandbox="none").compile_backend
+        == "direct"
+    )
     assert len(realisation(derivation, FOUND)) == 64
 
 

@@ -45,7 +45,7 @@ WANTED = Expectation(
     top_level=("demo", "demo_cuda"),
     licenses=("LICENSE",),
 )
-CHECKS = ["names", "record", "platform", "requires-torch", "run-path", "device-code", "contents"]
+CHECKS = ["names", "record", "platform", "requires-torch", "run-path", "device-code", "contents", "paths"]
 FOUND = Found(
     host_compiler="h" * 64,
     libc="glibc 2.39",
@@ -93,6 +93,7 @@ def test_a_wheel_as_it_should_be(tmp_path: Path) -> None:
         ("run-path", "ok", "no run path of the building machine"),
         ("device-code", "ok", "every extension with device code holds exactly sm_100"),
         ("contents", "ok", "nothing stray at the top level, licences are in it"),
+        ("paths", "ok", "no path and no process id of the building machine"),
     ]
     assert inspection.version == VERSION
     require(tmp_path / NAME, findings)
@@ -374,3 +375,31 @@ def test_all_errors_at_once(tmp_path: Path) -> None:
         f"{NAME} failed 2 of its checks; it does not enter the wheelhouse\n  names: off\n  record: off"
     )
     assert caught.value.advice == "do this"
+
+
+@pytest.mark.parametrize(
+    ("member", "data", "trace"),
+    [
+        (EXTENSION, b"x\0/home/me/.cache/wheelmill/env/torch.h\0y", "/home/me/.cache/wheelmill/env/torch.h"),
+        (EXTENSION, b"/home/me/src/a.cu", "/home/me/src/a.cu"),
+        (EXTENSION, b"/root/a.cu", "/root/a.cu"),
+        (EXTENSION, b"x" * ((1 << 20) - 5) + b"tmpxft_00001234_00000000-6_a.cudafe1.cpp\n", "tmpxft_00001234_"),
+        ("demo/__init__.py", b"# made in /home/me/src", "/home/me/src"),
+    ],
+)
+def test_traces_of_the_machine(tmp_path: Path, member: str, data: bytes, trace: str) -> None:
+    """Wherever they stand, across two pieces that are read too: an error of a build that was shut in."""
+    wanted = Expectation(machine_paths=("/home/me/.cache/wheelmill", "/home/me", "/root"), shut_in=True)
+    content_of = FILES[EXTENSION] + data if member == EXTENSION else data
+    _, findings = inspect_and_judge(wheel(tmp_path, {**FILES, member: content_of}), wanted)
+    found = [finding for finding in findings if finding.id == "paths"]
+    assert {finding.status for finding in found} == {"error"}
+    assert found[-1].message.startswith(f"{member} holds '{trace}")
+    _, findings = inspect_and_judge(tmp_path / NAME, replace(wanted, shut_in=False))
+    assert {finding.status for finding in findings if finding.id == "paths"} == {"warn"}
+
+
+def test_a_short_home_in_a_text_is_no_trace(tmp_path: Path) -> None:
+    """Many a document speaks of /root/."""
+    path = wheel(tmp_path, {**FILES, "demo/__init__.py": b"# docker run -v x:/root/.cache, /home/menagerie"})
+    assert judged(path, replace(WANTED, machine_paths=("/root", "/home/me", "/", "")))["paths"] == []
