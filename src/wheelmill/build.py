@@ -69,6 +69,17 @@ FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))
 """Linked into every extension. libstdc++'s headers read this symbol of glibc 2.32; a hidden zero of our own ("there
 may be threads") is always right, and the floor becomes what the code really needs (measured on causal-conv1d:
 manylinux_2_34 becomes 2_28)."""
+SEED_SINCE = (12, 9)
+"""The first CUDA whose nvcc has -frandom-seed."""
+PID_SOURCE = """\
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+pid_t getpid(void) { return strcmp(program_invocation_short_name, "cudafe++") ? (pid_t)syscall(SYS_getpid) : 1; }
+"""
+"""cudafe++ writes its process id into symbols of a unit without a strong one; an older nvcc has no option for that."""
 HEARTBEAT_SECONDS = 60.0
 KILLED = 128 + 9
 CRASHED = {128 + 4, 128 + 6, 128 + 7, 128 + 8, 128 + 11}
@@ -387,6 +398,8 @@ def shim_spec(
         ),
         cache=cache and replace(cache, ccache=box.see(cache.ccache), directory=box.see(cache.directory)),
         archs=tuple(str(arch) for arch in derivation.archs),
+        seeded=seeded(equipment.toolkit),
+        preload=None if seeded(equipment.toolkit) else box.see(pid_library(place, equipment.host, runner)),
         threads=derivation.release.nvcc_threads,
         release=True,
         prefix_maps=() if box.shut else tuple(f"{path}={fixed}" for path, fixed in mapped),
@@ -404,6 +417,21 @@ def floor_object(place: Workplace, host: HostCompiler, runner: Runner) -> Path:
     source.write_text(FLOOR_SOURCE, "utf-8")
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TMPDIR": str(place.tmp)}
     runner.run([str(host.cc), "-O2", "-fPIC", "-c", source.name, "-o", target.name], env=env, cwd=place.shims)
+    return target
+
+
+def seeded(toolkit: Toolkit) -> bool:
+    """Say whether a toolkit's nvcc takes a seed for the names that it makes up."""
+    return tuple(int(part) for part in toolkit.cuda.split(".")) >= SEED_SINCE
+
+
+def pid_library(place: Workplace, host: HostCompiler, runner: Runner) -> Path:
+    """Compile what gives cudafe++ the same process id in every build."""
+    source, target = place.shims / "pid.c", place.shims / "pid.so"
+    source.write_text(PID_SOURCE, "utf-8")
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TMPDIR": str(place.tmp)}
+    argv = [str(host.cc), "-O2", "-fPIC", "-shared", source.name, "-o", target.name]
+    runner.run(argv, env=env, cwd=place.shims)
     return target
 
 

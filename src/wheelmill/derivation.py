@@ -15,7 +15,7 @@ from .stack import Stack
 from .toolkit_recipe import ToolkitRecipe
 
 SCHEMA = 1
-FORMATS = {"launcher": 1, "sandbox": 1, "stamp": 1, "writer": 1}
+FORMATS = {"launcher": 2, "sandbox": 1, "stamp": 1, "writer": 1}
 """Raised whenever launcher, sandbox (the paths that a build sees), stamp or zip writer can change bytes; held by
 golden tests."""
 EPOCH_1980 = 315532800

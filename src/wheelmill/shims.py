@@ -79,6 +79,10 @@ class ShimSpec:
     cache: ObjectCache | None = None
     archs: tuple[str, ...] = ()
     arch_mode: Literal["hold", "check"] = "hold"
+    seeded: bool = False
+    """Whether nvcc knows -frandom-seed."""
+    preload: Path | None = None
+    """What is loaded into nvcc's programs where it does not."""
     threads: int = 1
     release: bool = False
     strip_links: bool = True
@@ -171,6 +175,8 @@ def make_config(spec: ShimSpec, seen: Path, tools: Mapping[str, object]) -> dict
         "tools": dict(tools),
         "archs": list(spec.archs),
         "arch_mode": spec.arch_mode,
+        "seeded": spec.seeded,
+        "preload": None if spec.preload is None else str(spec.preload),
         "threads": spec.threads,
         "release": spec.release,
         "strip_links": spec.strip_links,

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from wheelmill._process import SystemRunner
+from wheelmill.build import PID_SOURCE
 from wheelmill.elf import read_elf
 from wheelmill.governor import CompileRecord, Governor, read_records
 from wheelmill.shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, host_compilers, make_shims
@@ -500,6 +501,32 @@ def test_another_directory_misses(device: Site) -> None:
         assert done.returncode == 0, done.stderr
 
     assert [record.cache for record in device.records()] == ["miss", "miss"]
+
+
+TEMPLATES = """\
+namespace { __device__ int hidden = 3; }
+static __device__ int other = 4;
+template <typename T> __global__ void raise(T *p) { p[0] += hidden + other; }
+template __global__ void raise<float>(float *);
+"""
+"""A unit without a strong external symbol: cudafe++ takes its process id for one."""
+
+
+@pytest.mark.network
+@pytest.mark.usefixtures("governed")
+@pytest.mark.parametrize("way", ["seed", "preload", "neither"])
+def test_no_process_id_in_a_unit_of_templates(device: Site, way: str) -> None:
+    """A seed where nvcc knows it, else a library that gives cudafe++ a fixed one; without both, bytes differ."""
+    (device.root / "pid.c").write_text(PID_SOURCE)
+    library = device.root / "pid.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", device.root / "pid.c", "-o", library], check=True)
+    shims = device.shims(cache=None, seeded=way == "seed", preload=library if way == "preload" else None)
+    device.write("a.cu", TEMPLATES)
+    objects = []
+    for _ in range(2):
+        device.compile(shims, "nvcc", "-c", "a.cu", "-o", "a.o")
+        objects.append((device.source / "a.o").read_bytes())
+    assert (objects[0] == objects[1]) is (way != "neither")
 
 
 @pytest.mark.network

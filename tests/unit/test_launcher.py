@@ -15,8 +15,10 @@ FIELDS: dict[str, object] = {
     "gate": "/shims/gate",
     "link_objects": [],
     "prefix_maps": [],
+    "preload": None,
     "refusals": None,
     "release": False,
+    "seeded": False,
     "shim_dir": "/shims/bin",
     "socket": "/run/s",
     "source_root": "/wheelmill/source",
@@ -321,6 +323,22 @@ def test_release_drops_what_hurts_reproducibility() -> None:
         "removed -lineinfo",
         "removed --split-compile 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "seed"),
+    [
+        ("-c t.cu -o build/t.o", ["-frandom-seed=build/t.o"]),
+        ("-c t.cu -o t.o -frandom-seed=own", ["-frandom-seed=own"]),
+        ("-c t.cu -o t.o --frandom-seed own", ["--frandom-seed"]),
+        ("-c t.cu", []),
+    ],
+)
+def test_names_that_nvcc_makes_up_come_from_the_object(line: str, seed: list[str]) -> None:
+    """Else a unit of templates alone has a process id in them; two objects never share a seed."""
+    argv = rewritten(line, nvcc=True, seeded=True).argv
+    assert [word for word in argv if "random-seed" in word] == seed
+    assert not [word for word in rewritten("-c t.cu -o t.o", nvcc=True).argv if "random-seed" in word]
 
 
 @pytest.mark.parametrize(
