@@ -330,7 +330,7 @@ class Governor:
             raise EnvironmentUnfitError(
                 f"cannot listen at {self.socket_path}: a socket's path may have {SOCKET_PATH_BYTES} bytes, "
                 f"this has {length}",
-                advice="Give a shorter runtime directory, for instance XDG_RUNTIME_DIR=/tmp/wm.",
+                advice="Give a shorter folder for temporary files: TMPDIR=/tmp.",
             )
         self.record.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path.parent.mkdir(parents=True, exist_ok=True)

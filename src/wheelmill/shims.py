@@ -117,7 +117,7 @@ def make_shims(directory: Path, spec: ShimSpec) -> Shims:
         if not SAFE_PATH.fullmatch(str(path)):
             raise EnvironmentUnfitError(
                 f"cannot make compiler shims with {path}: blanks and colons have a meaning in PATH and CCACHE_PREFIX",
-                advice="Give a cache and a runtime directory without them (XDG_CACHE_HOME, XDG_RUNTIME_DIR).",
+                advice="Give a cache (--cache) and a TMPDIR without them.",
             )
     for arch in spec.archs:
         if not ARCH.fullmatch(arch):
