@@ -69,6 +69,13 @@ DOORS: dict[str, tuple[tuple[str, ...], str]] = {
         "Check an installed stack: `nox -s verify-stack -- --python ENV/bin/python`.",
     ),
     "lock": (("lock",), "Resolve and hash a stack's requirements: `nox -s lock -- cu130 [--check]`."),
+    "fetch": (("fetch",), "Get every pinned input: `nox -s fetch -- flash-attn --stack cu130`."),
+    "inspect": (("inspect",), "Show what is in a wheel."),
+    "diagnose": (("diagnose",), "Name the root cause of a build's log: `nox -s diagnose -- build.log`."),
+    "install": (("install",), "Install from the wheelhouse, offline, with hashes, into an environment."),
+    "index": (("index",), "Write the static indexes of the wheelhouse again."),
+    "limits": (("limits",), "Show effective cores, memory and processes, and where each bound comes from."),
+    "gc": (("gc",), "Free space in the cache."),
     "release": (("release",), "Publish with proofs (a later release; says so)."),
 }
 for door_name, (door_words, _) in DOORS.items():

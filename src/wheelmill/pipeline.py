@@ -184,6 +184,7 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
     started = time.monotonic()
     if (there := present(derivation, house)) is not None:
         return there
+    house.check_free(derivation.wheel_name, derivation.drv)
     fitted = fit(derivation, tools)
     with occupied(derivation, tools.runtime.directories) as place:
         if (there := present(derivation, house)) is not None:  # another process was at it, and is done

@@ -194,7 +194,9 @@ def ccache_environment(spec: ShimSpec, cache: ObjectCache) -> dict[str, str]:
     """Give ccache's settings: the whole of them, a user's ccache.conf has no say.
 
     Not set: CCACHE_NOHASHDIR and CCACHE_BASEDIR (nvcc's bytes hold the real path of the source, so another
-    directory must miss), CCACHE_SLOPPINESS (each kind of it is a false hit waiting).
+    directory must miss). CCACHE_SLOPPINESS is for the change time of headers alone: torch's share
+    their files with uv's cache, so any install on the machine changes it, and ccache then compiled every unit twice
+    and kept nothing; contents and modification times still count.
     """
     toolkit = "none" if spec.nvcc is None else spec.nvcc.identity
     return {
@@ -203,6 +205,7 @@ def ccache_environment(spec: ShimSpec, cache: ObjectCache) -> dict[str, str]:
         "CCACHE_DEPEND": "1",
         "CCACHE_COMPILERCHECK": f"string:{toolkit}+{spec.host.identity}",
         "CCACHE_MAXSIZE": cache.max_size,
+        "CCACHE_SLOPPINESS": "include_file_ctime",
     }
 
 

@@ -57,7 +57,10 @@ class Entry:
 class NameTakenError(VerifyError):
     """A wheel of this name is there already, from other inputs."""
 
-    default_advice = "Raise `revision` in the recipe: it becomes the build tag, and so another file name."
+    default_advice = (
+        "Raise `revision` in the recipe: it becomes the build tag, and so another file name; "
+        "or take another wheelhouse: `--wheelhouse DIR`."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,17 +92,22 @@ class Wheelhouse:
             raise VerifyError(f"the build record of {wheel.name} names no derivation")
         with writing(self.root), locked(self.root):
             recover(self.root)
+            self.check_free(wheel.name, drv)
             held = self.held(wheel.name)
-            if held is not None and held.drv != drv:
-                raise NameTakenError(
-                    f"{held.wheel} is there already, built from other inputs\n"
-                    f"  derivation there {held.drv}\n  derivation now   {drv}"
-                )
             with staged(self.root, wheel, build_record, log) as (staging, entry):
                 if held is not None and held.sha256 == entry.sha256 == digest_of(held.wheel):
                     return held
                 publish(self.root, staging, wheel.name)
             return entry
+
+    def check_free(self, name: str, drv: str) -> None:
+        """Refuse a file name that another derivation's wheel has; NameTakenError. Known before a build starts."""
+        held = self.held(name)
+        if held is not None and held.drv != drv:
+            raise NameTakenError(
+                f"{held.wheel} is there already, built from other inputs\n"
+                f"  derivation there {held.drv}\n  derivation now   {drv}"
+            )
 
     def held(self, name: str) -> Entry | None:
         """Find the entry of this file name."""

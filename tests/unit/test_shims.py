@@ -71,6 +71,7 @@ def test_the_cache_hashes_toolkit_and_compiler(tmp_path: Path) -> None:
         "CCACHE_DEPEND": "1",
         "CCACHE_COMPILERCHECK": "string:tk+1234",
         "CCACHE_MAXSIZE": "1G",
+        "CCACHE_SLOPPINESS": "include_file_ctime",
     }
 
 

@@ -115,7 +115,8 @@ def test_another_derivation_under_the_name_is_refused(house: Wheelhouse, verifie
         f"{house.root / NAME} is there already, built from other inputs\n  derivation there d1\n  derivation now   d2"
     )
     assert caught.value.advice == (
-        "Raise `revision` in the recipe: it becomes the build tag, and so another file name."
+        "Raise `revision` in the recipe: it becomes the build tag, and so another file name; "
+        "or take another wheelhouse: `--wheelhouse DIR`."
     )
     assert contents(house) == before
 
