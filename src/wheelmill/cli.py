@@ -147,6 +147,15 @@ class Session:
             for name in names
         )
 
+    def paths(self, what: str, found: Sequence[Path]) -> int:
+        """Give what was made: a path a line, or one document."""
+        if self.options.json:
+            self.document({"schema": 1, what: [str(path) for path in found]})
+        else:
+            for path in found:
+                result(str(path))
+        return 0
+
     def document(self, value: dict[str, object]) -> None:
         """Print the one JSON document."""
         document(value)
@@ -263,6 +272,8 @@ def run_fetch(session: Session) -> int:
     for stack in stacks_to_equip(session, toolkits, packages=bool(packages)):
         fetch_toolkit(stack, session.tools)
     fetch_all(derivations, session.tools)
+    if session.options.json:
+        session.document({"schema": 1, "fetched": [*toolkits, *(each.name for each in derivations)]})
     return 0
 
 
@@ -298,6 +309,7 @@ def require_license(toolkit: ToolkitRecipe, stack: Stack, *, accepted: bool) -> 
 def run_lock(session: Session) -> int:
     """Resolve and hash a stack's requirements, or check offline that its locks are current."""
     names = session.options.names or [session.options.stack]
+    written: list[Path] = []
     for name in names:
         stack = session.catalog.stack(name)
         if session.options.check:
@@ -310,7 +322,8 @@ def run_lock(session: Session) -> int:
         shared = replace(uv, index=uv.index.shared)  # what only this machine can reach has no place in a lock
         changed = lock(session.catalog, stack, uv=shared, python=python)
         session.console.note(f"{name}: " + (", ".join(path.name for path in changed) or "nothing changed"))
-    return 0
+        written += changed
+    return session.paths("changed", written) if session.options.json else 0
 
 
 def run_doctor(session: Session) -> int:
@@ -477,10 +490,8 @@ def run_index(session: Session) -> int:
         session.console.note(f"{folder}: removed, no wheel stands in it")
     if not entries:
         raise NothingSelectedError(f"no wheel in {house.root}", advice="Build one: `wheelmill build flash-attn`.")
-    for label, wheels in sorted(labels.items()):
-        write_index(house.root, label, wheels)
-        result(str(house.root / "simple" / label))
-    return 0
+    folders = [write_index(house.root, label, wheels) for label, wheels in sorted(labels.items())]
+    return session.paths("indexes", folders)
 
 
 def run_install(session: Session) -> int:
@@ -504,8 +515,7 @@ def run_install(session: Session) -> int:
     )
     proof = offline_install(installation, uv=session.tools.uv())
     session.console.note(f"{len(proof.distributions)} distributions; {', '.join(proof.modules)} imported")
-    result(str(venv))
-    return 0
+    return session.paths("environments", [venv])
 
 
 def build_command(derivation: Derivation) -> str:

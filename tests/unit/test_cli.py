@@ -425,3 +425,11 @@ def test_install_names_what_is_missing_and_how_to_build_it(
     assert status == 3
     assert f"error: {house} lacks demo 1.0+cu130.torch2.11.0.sm100.small.one" in err
     assert "`wheelmill build demo --stack cu130 --variant small-one`" in err
+
+
+def test_lock_check_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json every command that succeeds prints one document, also where there is little to tell."""
+    status, out, _ = run(
+        capsys, "lock", "cu130", "--check", "--json", "--recipes", str(Path(__file__).parents[2] / "recipes")
+    )
+    assert (status, json.loads(out)) == (0, {"schema": 1, "changed": []})
