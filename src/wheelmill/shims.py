@@ -195,8 +195,8 @@ def ccache_environment(spec: ShimSpec, cache: ObjectCache) -> dict[str, str]:
 
     Not set: CCACHE_NOHASHDIR and CCACHE_BASEDIR (nvcc's bytes hold the real path of the source, so another
     directory must miss). CCACHE_SLOPPINESS is for the change time of headers alone: torch's share
-    their files with uv's cache, so any install on the machine changes it, and ccache then compiled every unit twice
-    and kept nothing; contents and modification times still count.
+    their files with uv's cache, so any install on the machine changes it, and ccache was seen to compile every unit
+    twice meanwhile and to keep nothing (its counter modified_input_file); contents and modification times still count.
     """
     toolkit = "none" if spec.nvcc is None else spec.nvcc.identity
     return {

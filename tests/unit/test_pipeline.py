@@ -48,7 +48,7 @@ from wheelmill.repair import AuditedWheel
 from wheelmill.runtime import Directories, Runtime
 from wheelmill.source import SourceTree
 from wheelmill.wheel_file import content, write_wheel
-from wheelmill.wheelhouse import Wheelhouse
+from wheelmill.wheelhouse import NameTakenError, Wheelhouse
 
 GIB = 2**30
 HERE = Limits(cpus=4.0, memory_bytes=32 * GIB, available_bytes=20 * GIB, pids=None, sources={})
@@ -526,3 +526,18 @@ def test_a_wheel_that_another_process_finished_meanwhile_is_taken(
     outcome = realise(derivation, tools, house)
     assert outcome.record is None
     assert list(tools.runtime.directories.builds.iterdir()) == []
+
+
+def test_a_taken_name_is_told_before_anything_is_looked_at(
+    derivation: Derivation, tools: Tools, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another derivation's wheel has the file name: known at once, not after hours of compiling."""
+    house.root.mkdir(parents=True, exist_ok=True)
+    wheel = house.root / derivation.wheel_name
+    wheel.write_bytes(b"12345")
+    record = {"drv": "another", "sha256": "0" * 64, "size": 5}
+    wheel.with_name(f"{wheel.name}.build.json").write_text(json.dumps(record))
+    monkeypatch.setattr(pipeline, "fit", raising(AssertionError("preflight was reached")))
+
+    with pytest.raises(NameTakenError, match="is there already, built from other inputs"):
+        realise(derivation, tools, house)
