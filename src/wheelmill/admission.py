@@ -3,9 +3,32 @@
 The governor and the simulation drive the same object. One thread at a time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .peaks import Prediction
+from .resources import gib
+
+PATIENCE = 24
+"""How many shorter compiles may go before one that does not fit yet; then room is kept free for it."""
+
+GROWTH = 1.3
+"""What a compile that was killed for memory is given next, against the larger of its use and its reservation."""
+ALONE_FROM = 3
+"""From this run on a compile that is killed for memory runs alone."""
+NEARLY_ALL = 0.85
+"""The rest of what compiles may use is ninja's, python's and the page cache's."""
+
+SETTLED_MARGIN = 1.15
+"""CPU seconds vary by 10 % from run to run: the peak counts as passed this much later than last time."""
+SETTLED_FALL = 0.65
+"""Past its peak a compile of one architecture keeps to 41 % of it; above this it is not past it."""
+SEEN_ENOUGH = 0.7
+"""A peak far below the predicted one is still to come."""
+UNKNOWN_FALL, UNKNOWN_SECONDS, UNKNOWN_PART, UNKNOWN_TAIL = 0.5, 5.0, 0.4, 0.5
+"""Where no sample says when the peak passes: a fall below half of it, for 5 CPU seconds, after 40 % of the predicted
+CPU time (the peak was at 28 % in every unit measured); half the peak is kept for the plateau (41 %) behind it."""
+TAIL_MARGIN = 1.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +75,11 @@ class Running:
     attempt: int
     started: float
     reserved_bytes: int
-    current_bytes: int = 0
-    peak_bytes: int = 0
-    cpu_seconds: float = 0.0
-    alone: bool = False
-    shrunk: bool = False
+    current_bytes: int
+    peak_bytes: int
+    cpu_seconds: float
+    alone: bool
+    shrunk: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,60 +91,264 @@ class Waiting:
     attempt: int
     since: float
     need_bytes: int
-    alone: bool = False
-    passed: int = 0
-    reason: str = ""
+    alone: bool
+    passed: int
+    reason: str
+
+
+class _Entry:
+    """One lease through its life; the views above are what others see of it."""
+
+    __slots__ = (
+        "alone",
+        "attempt",
+        "certain",
+        "cpu",
+        "current",
+        "low_since",
+        "need",
+        "passed",
+        "peak",
+        "prediction",
+        "reserved",
+        "shrunk",
+        "since",
+        "spent",
+        "why",
+    )
+
+    def __init__(self, prediction: Prediction, now: float) -> None:
+        self.prediction, self.since = prediction, now
+        self.need, self.certain = max(1, prediction.peak_bytes), prediction.certain_bytes
+        self.attempt, self.alone, self.spent, self.passed = 1, False, False, 0
+        self.why: Callable[[], str] | None = None
+        self.reserved = self.current = self.peak = 0
+        self.cpu = 0.0
+        self.low_since: float | None = None
+        self.shrunk = False
+
+    def start(self, reserved: int, now: float) -> None:
+        self.since, self.reserved, self.why = now, reserved, None
+        self.current = self.peak = 0
+        self.cpu, self.low_since, self.shrunk = 0.0, None, False
+
+    def has_settled(self) -> bool:
+        """Say whether the peak has passed for good."""
+        known, cpu = self.prediction, self.cpu
+        if known.basis in {"measured", "nearby"} and known.settled_at < 1.0:
+            late = cpu >= known.settled_at * known.cpu_seconds * SETTLED_MARGIN
+            fallen = self.current < SETTLED_FALL * self.peak
+            if late and fallen and self.peak >= SEEN_ENOUGH * known.peak_bytes:
+                return True
+        if not known.single or self.current >= UNKNOWN_FALL * self.peak:
+            self.low_since = None
+            return False
+        self.low_since = cpu if self.low_since is None else self.low_since
+        return cpu - self.low_since >= UNKNOWN_SECONDS and cpu >= UNKNOWN_PART * known.cpu_seconds
+
+    def tail(self) -> int:
+        """Give what is kept for the rest of the run."""
+        known = self.prediction
+        if not known.tail_bytes or known.settled_at >= 1.0:
+            return int(UNKNOWN_TAIL * self.peak)
+        return int(known.tail_bytes * TAIL_MARGIN * max(1.0, self.peak / max(1, known.peak_bytes)))
 
 
 class Admission:
     """The account of one build: who waits, who runs, what is reserved."""
 
     def __init__(self) -> None:
-        raise NotImplementedError
+        self._waiting: dict[int, _Entry] = {}
+        self._running: dict[int, _Entry] = {}
+        self._order: list[int] | None = []
 
     @property
     def running(self) -> tuple[Running, ...]:
         """Those that run, oldest first."""
-        raise NotImplementedError
+        return tuple(
+            Running(
+                lease=lease,
+                prediction=entry.prediction,
+                attempt=entry.attempt,
+                started=entry.since,
+                reserved_bytes=entry.reserved,
+                current_bytes=entry.current,
+                peak_bytes=entry.peak,
+                cpu_seconds=entry.cpu,
+                alone=entry.alone,
+                shrunk=entry.shrunk,
+            )
+            for lease, entry in sorted(self._running.items(), key=_age)
+        )
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
         """Those that wait, in the order in which they are looked at."""
-        raise NotImplementedError
+        return tuple(
+            Waiting(
+                lease=lease,
+                prediction=entry.prediction,
+                attempt=entry.attempt,
+                since=entry.since,
+                need_bytes=entry.need,
+                alone=entry.alone,
+                passed=entry.passed,
+                reason=entry.why() if entry.why else "",
+            )
+            for lease, entry in ((lease, self._waiting[lease]) for lease in self._queue())
+        )
 
     @property
     def reserved_bytes(self) -> int:
         """Give the sum of what the running ones hold."""
-        raise NotImplementedError
+        return sum(entry.reserved for entry in self._running.values())
 
     @property
     def pending_bytes(self) -> int:
         """Give what the running ones have been promised and do not use yet: what the roster tells other builds."""
-        raise NotImplementedError
+        return sum(entry.reserved - entry.current for entry in self._running.values())
+
+    @property
+    def waiting_count(self) -> int:
+        """Count those that wait, without making their views."""
+        return len(self._waiting)
+
+    @property
+    def running_count(self) -> int:
+        """Count those that run, without making their views."""
+        return len(self._running)
 
     def want(self, lease: int, prediction: Prediction, now: float) -> None:
         """Queue a lease; a second want of the same lease replaces the first."""
-        raise NotImplementedError
+        self.release(lease)
+        self._waiting[lease] = _Entry(prediction, now)
+        self._order = None
 
     def seen(self, lease: int, *, current_bytes: int, cpu_seconds: float, peak_bytes: int) -> None:
         """Note a measurement; unknown leases are ignored. The reservation grows with use, and shrinks past the peak."""
-        raise NotImplementedError
+        entry = self._running.get(lease)
+        if entry is None:
+            return
+        entry.current, entry.cpu = current_bytes, cpu_seconds
+        entry.peak = max(entry.peak, peak_bytes, current_bytes)
+        if not entry.shrunk and not entry.alone and entry.has_settled():
+            entry.shrunk = True
+            entry.reserved = min(entry.reserved, entry.tail())
+        entry.reserved = max(entry.reserved, current_bytes)
 
     def admit(self, now: float, room: Room) -> list[Verdict]:
         """Decide who starts now and who never can. Those let go run from now on; those refused are forgotten."""
-        raise NotImplementedError
+        verdicts: list[Verdict] = self._refused(room)
+        spare = room.free_bytes - room.pending_bytes - self.pending_bytes
+        passed: list[_Entry] = []
+        for lease in self._queue():
+            entry = self._waiting[lease]
+            if len(self._running) >= room.slots:
+                entry.why = lambda: f"{room.slots} run at once, and all of them are taken"
+                break
+            reserved = self._may_start(entry, spare, room)
+            if reserved is None:
+                passed.append(entry)
+                if entry.passed >= PATIENCE:
+                    break
+                continue
+            del self._waiting[lease]
+            entry.start(reserved, now)
+            self._running[lease] = entry
+            verdicts.append(Go(lease=lease, reserved_bytes=reserved))
+            spare -= reserved
+            for other in passed:
+                other.passed += 1
+        if len(verdicts) > 0:
+            self._order = None
+        return verdicts
 
     def release(self, lease: int) -> None:
         """Forget a lease, running or waiting or neither."""
-        raise NotImplementedError
+        self._running.pop(lease, None)
+        if self._waiting.pop(lease, None) is not None:
+            self._order = None
 
     def again(self, lease: int, observed_bytes: int, now: float) -> None:
         """Let a lease that was killed for memory wait again with max(observed, reserved) x 1.3; a third run is alone.
 
         One that was killed when alone is refused by the next admit.
         """
-        raise NotImplementedError
+        entry = self._running.pop(lease, None)
+        if entry is None:
+            return
+        used = max(observed_bytes, entry.peak)
+        entry.need = int(max(used, entry.reserved) * GROWTH)
+        entry.certain = max(entry.certain, used)
+        entry.spent = entry.alone
+        entry.attempt += 1
+        entry.alone = entry.attempt >= ALONE_FROM
+        entry.since, entry.passed, entry.peak = now, 0, used
+        self._waiting[lease] = entry
+        self._order = None
 
-    def victim(self, now: float) -> int | None:
+    def victim(self, now: float) -> int | None:  # noqa: ARG002 - whose clock it is, for a rule that needs it
         """Name the youngest of those that run, never the oldest; None where one or none runs."""
-        raise NotImplementedError
+        if len(self._running) < 2:
+            return None
+        return max(self._running.items(), key=_age)[0]
+
+    def _queue(self) -> list[int]:
+        """Give the waiting leases in order: those passed over too often, then the longest first."""
+        if self._order is None:
+            self._order = sorted(self._waiting, key=self._rank)
+        return self._order
+
+    def _rank(self, lease: int) -> tuple[bool, float, float, int]:
+        entry = self._waiting[lease]
+        return (entry.passed < PATIENCE, -entry.prediction.cpu_seconds, entry.since, lease)
+
+    def _refused(self, room: Room) -> list[Verdict]:
+        """Take out those that cannot run here even alone."""
+        refused: list[Verdict] = []
+        for lease, entry in list(self._waiting.items()):
+            if entry.spent:
+                reason = (
+                    f"killed for memory {entry.attempt - 1} times, the last time while it ran alone: it used "
+                    f"{gib(entry.peak)}, and {gib(room.hard_bytes)} may be used here. "
+                )
+            elif entry.certain > room.hard_bytes:
+                reason = f"needs {gib(entry.certain)}, and {gib(room.hard_bytes)} may be used here even by one alone. "
+            else:
+                continue
+            del self._waiting[lease]
+            self._order = None
+            advice = "Raise the container's limit or --memory, or build on a larger machine."
+            refused.append(Refuse(lease=lease, reason=reason + advice))
+        return refused
+
+    def _may_start(self, entry: _Entry, spare: int, room: Room) -> int | None:
+        """Give what to reserve, or None and leave the reason.
+
+        With nearly all of the machine to itself a compile has as much as it will ever have: then margins and guesses
+        do not hold it back, only what is certain.
+        """
+        running = self._running
+        need = min(entry.need, room.hard_bytes)
+        enough = max(entry.certain, min(need, int(NEARLY_ALL * room.hard_bytes)))
+        if not running and not room.pending_bytes and enough <= room.free_bytes:
+            return min(need, room.free_bytes)
+        if running and (entry.alone or any(other.alone for other in running.values())):
+            entry.why = lambda: f"one runs alone, after it was killed for memory {ALONE_FROM - 1} times"
+            return None
+        if need <= spare:
+            return need
+        entry.why = lambda: _short(need, spare, room, running=bool(running))
+        return None
+
+
+def _short(need: int, spare: int, room: Room, *, running: bool) -> str:
+    """Say for whose memory one waits."""
+    text = f"needs {gib(need)}, and {gib(max(0, spare))} is neither used nor promised"
+    if room.pending_bytes:
+        return f"{text}; {gib(room.pending_bytes)} is promised to {room.pending_for or 'another build'}"
+    return text if running else f"{text}: other programs hold the rest"
+
+
+def _age(item: tuple[int, _Entry]) -> tuple[float, int]:
+    return item[1].since, item[0]
