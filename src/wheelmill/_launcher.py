@@ -1,24 +1,27 @@
-"""The compiler launcher and its gate: one script that the shims run inside the build.
+"""The compiler launcher, and the gate where gate.c could not be compiled: one script that the shims run.
 
 It imports nothing of ours and of the standard library only what Python has loaded already or what is built
-in, because it starts twice for every compile: a bare interpreter takes 10 ms, `dataclasses` and `typing`
-would double that (hence `__slots__`, `_socket`, `_signal`, and `json` at the last moment).
+in, because it starts for every compile: a bare interpreter takes 8 ms, `json` alone would double that (hence
+`__slots__`, `_socket`, `_signal`, `_json`).
 
-The launcher stands for nvcc, gcc and their kin: it rewrites the command, tells the governor, runs it through
-ccache, stays its parent and reports. The gate stands behind ccache, so that a hit never waits: it asks the
-governor for a lease, runs the real compiler, reports what that took. A compile that cannot be governed fails.
+The launcher stands for nvcc, gcc and their kin: it rewrites the command and tells the governor. Then gate.c takes its
+place, as an interpreter that waits costs 11 MB: it runs the compile through ccache and reports. The gate stands
+behind ccache, so that a hit never waits: it asks the governor for a lease, runs the real compiler, reports what that
+took. A compile that cannot be governed fails. The gate here does what gate.c does; tests run the same cases on both.
 
-Protocol, one JSON document a line over one Unix-socket connection each:
-    launcher  {"op": "begin", "tool", "kind", "argv", "cwd", "output", "source", "archs_asked", "archs_used",
-               "rewrites", "ccache"}                           ->  {"id": N} | {"op": "refuse", "message"}
-              {"op": "end", "id", "exit"}                      ->  {"op": "exit"} (the record is written)
-    gate      {"op": "want", "id"}                             ->  {"op": "go"} | {"op": "refuse", "message"}
-              {"op": "done", "id", "exit", "signal", "wall", "cpu", "peak_rss_bytes"}
-                                                               ->  {"op": "exit"} | {"op": "go"} (once more)
+Protocol, one JSON document a line over one Unix-socket connection each; the governor's begin with "op" (or "id") and
+have no blanks between, as gate.c compares them letter by letter:
+    launcher  {"op":"begin", "tool", "kind", "argv", "cwd", "output", "source", "archs_asked", "archs_used",
+               "rewrites", "ccache"}                           ->  {"id":N} | {"op":"refuse","message"}
+                                                                 | {"op":"skip"} (an empty object does)
+              {"op":"end", "id", "exit"}                       ->  {"op":"exit"} (the record is written)
+    gate      {"op":"want", "id"}                              ->  {"op":"go"} | {"op":"refuse","message"}
+              {"op":"done", "id", "exit", "signal", "wall", "cpu", "peak_rss_bytes"}
+                                                               ->  {"op":"exit"} | {"op":"go"} (once more) | refuse
 """
 
 # pathlib takes longer to import than all the rest of this script:
-# ruff: noqa: PTH108, PTH109, PTH116, PTH118, PTH123
+# ruff: noqa: PTH108, PTH109, PTH115, PTH116, PTH118, PTH119, PTH122, PTH123, PTH208
 import _signal  # type: ignore[import-not-found]  # the C half of signal, without enum (6 ms)
 import _socket
 import os
@@ -34,7 +37,9 @@ COMPILE_ID = "WHEELMILL_COMPILE_ID"
 SOCKET = "WHEELMILL_SOCKET"
 REAL = "WHEELMILL_REAL"
 ARGV0 = "WHEELMILL_ARGV0"
-OURS = (MARK, COMPILE_ID, SOCKET, REAL, ARGV0)
+REFUSALS = "WHEELMILL_REFUSALS"
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl(2): orphans below us become our children."""
 
 HIDDEN_FLAGS = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 """Flags that ccache does not hash: it gave the old object back for -use_fast_math."""
@@ -527,6 +532,7 @@ class Config:
         "flags",
         "gate",
         "link_objects",
+        "native",
         "prefix_maps",
         "preload",
         "refusals",
@@ -552,6 +558,7 @@ class Config:
         flags: dict[str, list[str]]
         gate: str
         link_objects: list[str]
+        native: bool
         prefix_maps: list[str]
         refusals: str | None
         preload: str | None
@@ -768,18 +775,73 @@ class Child:
         else:
             os._exit(128 + number)
 
-    def run(self, path: str, argv: "Sequence[str]", env: "Mapping[str, str]") -> tuple[int, float, int]:
+    def run(
+        self, path: str, argv: "Sequence[str]", env: "Mapping[str, str]", channel: "Channel"
+    ) -> tuple[int, float, int]:
         """Run a program to its end: the wait status, the CPU seconds of its tree, its largest member's bytes.
 
-        No new session: ninja ends a compile by its process group. Python ignores SIGPIPE and SIGXFSZ, a
-        compiler must not inherit that.
+        What it leaves behind is ended with it, and all of it when the governor has gone (then raises Refusal). No
+        new session: ninja ends a compile by its process group. Python ignores SIGPIPE and SIGXFSZ, a compiler must
+        not inherit that.
         """
-        self.pid = os.posix_spawn(
-            path, list(argv), env, setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGTERM, _signal.SIGINT]
-        )
-        _, status, usage = os.wait4(self.pid, 0)
+        adopt_orphans()
+        ended, wake = os.pipe()
+        os.set_blocking(wake, False)
+        _signal.signal(_signal.SIGCHLD, lambda _number, _frame: None)
+        _signal.set_wakeup_fd(wake)
+        held = _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGTERM, _signal.SIGINT])
+        defaults = [_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGTERM, _signal.SIGINT]
+        try:
+            self.pid = os.posix_spawn(path, list(argv), env, setsigdef=defaults, setsigmask=held)
+        except OSError as error:
+            raise Refusal(f"cannot run {path} ({error.strerror})") from error
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, held)
+        while True:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                break
+            if channel.closes_before(ended):
+                raise Refusal(channel.gone)
         self.pid = 0
+        _signal.set_wakeup_fd(-1)
+        os.close(ended)
+        os.close(wake)
+        end_tree()
         return status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every orphan below us, where this Python can call the kernel."""
+    try:
+        import ctypes  # noqa: PLC0415 - only where gate.c could not be compiled
+
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        return
+
+
+def end_tree() -> None:
+    """Kill whatever is below us; orphans become our children, so only these need to be found."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        for name in os.listdir("/proc"):
+            if name.isdigit() and parent_of(name) == os.getpid():
+                os.kill(int(name), _signal.SIGKILL)
+        os.waitpid(-1, 0)
+
+
+def parent_of(pid: str) -> int:
+    """Give a process's parent, 0 when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def exit_code(status: int) -> int:
@@ -792,7 +854,7 @@ class Channel:
     """One connection to the governor."""
 
     def __init__(self, path: str, *, inheritable: bool = False) -> None:
-        self.path = path
+        self.gone = f"the governor at {path} has gone"
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self.socket.connect(path)
@@ -806,7 +868,7 @@ class Channel:
         try:
             self.socket.sendall(line)
         except OSError as error:
-            raise Refusal(f"the governor at {self.path} has gone ({error.strerror})") from error
+            raise Refusal(self.gone) from error
 
     def receive(self) -> bytes:
         """Wait for one message. Raises Refusal when the governor is gone."""
@@ -815,11 +877,23 @@ class Channel:
             try:
                 part = self.socket.recv(65536)
             except OSError as error:
-                raise Refusal(f"the governor at {self.path} has gone ({error.strerror})") from error
+                raise Refusal(self.gone) from error
             if not part:
-                raise Refusal(f"the governor at {self.path} has gone")
+                raise Refusal(self.gone)
             line += part
         return line
+
+    def closes_before(self, other: int) -> bool:
+        """Wait until the governor goes or something can be read from `other`."""
+        import select  # noqa: PLC0415 - only where we stay
+
+        poll = select.poll()
+        poll.register(self.socket.fileno(), select.POLLRDHUP)
+        poll.register(other, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        if other in ready:
+            os.read(other, 4096)
+        return self.socket.fileno() in ready
 
 
 def gated(child: Child, env: "Mapping[str, str]", argv: "Sequence[str]") -> int:
@@ -831,11 +905,11 @@ def gated(child: Child, env: "Mapping[str, str]", argv: "Sequence[str]") -> int:
     channel = Channel(env[SOCKET], inheritable=True)
     number = int(env[COMPILE_ID])
     channel.send(b'{"op":"want","id":%d}\n' % number)
-    clean = {name: value for name, value in env.items() if name not in OURS or name == MARK}
+    clean = {name: value for name, value in env.items() if not name.startswith("WHEELMILL_") or name == MARK}
     answer = channel.receive()
     while answer.startswith(b'{"op":"go"'):
         started = time.monotonic()
-        status, cpu, peak = child.run(env[REAL], argv, clean)
+        status, cpu, peak = child.run(env[REAL], argv, clean, channel)
         wall = time.monotonic() - started
         signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         said = (number, exit_code(status), signal, b"%.3f" % wall, b"%.3f" % cpu, peak)
@@ -843,29 +917,75 @@ def gated(child: Child, env: "Mapping[str, str]", argv: "Sequence[str]") -> int:
         answer = channel.receive()
         if answer.startswith(b'{"op":"exit"'):
             return exit_code(status)
+        unsay(1, "/stdout.tmp.")
+        unsay(2, "/stderr.tmp.")
     raise Refusal(refusal_text(answer))
+
+
+def unsay(descriptor: int, name: str) -> None:
+    """Empty a file in which ccache keeps what a compiler says: a killed attempt's words would stay with the object."""
+    if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def refusal_text(answer: bytes) -> str:
     """Give the governor's reason for a refusal."""
-    import json  # noqa: PLC0415 - 7 ms, only where it is needed
-
+    text = answer.decode("utf-8", "surrogateescape")
     try:
-        return str(json.loads(answer).get("message", answer))
-    except (ValueError, AttributeError):
-        return f"the governor said {answer!r}"
+        found = parse(text)
+    except (ValueError, StopIteration):
+        return text.strip()
+    return str(found.get("message", text.strip())) if isinstance(found, dict) else text.strip()
 
 
 def complain(text: str, log: str | None = None) -> None:
     """Say one line on stderr, and in the log of refusals."""
-    line = f"wheelmill: {text}\n".encode("utf-8", "surrogateescape")
-    os.write(2, line)
+    line = f"wheelmill: not compiled: {text}; start the build again with `wheelmill build`\n"
+    os.write(2, line.encode("utf-8", "surrogateescape"))
     if log:
         try:
             with open(log, "ab") as file:
-                file.write(line)
+                file.write(line.encode("utf-8", "surrogateescape"))
         except OSError:
             return
+
+
+# JSON without `json`, which takes 7 ms: of every CPython's own C half
+
+
+class Scanning:
+    """What the scanner of `_json` asks of a decoder."""
+
+    strict = True
+    object_hook = object_pairs_hook = parse_constant = None
+    parse_float, parse_int = float, int
+
+
+def parse(text: str) -> object:
+    """Read a JSON document. Raises ValueError or StopIteration."""
+    try:
+        from _json import make_scanner  # noqa: PLC0415 - another Python may lack it
+    except ImportError:
+        import json  # noqa: PLC0415
+
+        return json.loads(text)
+    return make_scanner(Scanning)(text, 0)[0]  # type: ignore[arg-type]  # it asks for any object with these names
+
+
+def spell(value: object) -> str:
+    """Write a JSON document of texts, lists, truths, nothing, and objects of these."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{spell(key)}:{spell(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(spell, value)) + "]"
+    if isinstance(value, str):
+        try:
+            from _json import encode_basestring_ascii  # noqa: PLC0415
+        except ImportError:
+            from json.encoder import encode_basestring_ascii  # noqa: PLC0415
+        return str(encode_basestring_ascii(value))
+    return {True: "true", False: "false", None: "null"}[value]  # type: ignore[index]
 
 
 # The launcher's role -------------------------------------------------------------------------------------
@@ -917,16 +1037,37 @@ def below(root: str, path: str) -> str:
     return full[len(root) + 1 :] if root and full.startswith(f"{root}/") else path
 
 
-def begin(channel: Channel, message: "Mapping[str, object]") -> int:
-    """Announce a compile and get its number. Raises Refusal when the governor will not have it."""
-    import json  # noqa: PLC0415 - 7 ms, only where it is needed
+def begin(channel: Channel, message: "Mapping[str, object]") -> int | None:
+    """Announce a compile and get its number; None when it shall be skipped.
 
-    channel.send(json.dumps(message).encode() + b"\n")
+    Raises Refusal when the governor will not have it.
+    """
+    channel.send(spell(dict(message)).encode() + b"\n")
     answer = channel.receive()
-    number = json.loads(answer).get("id")
+    if answer.startswith(b'{"op":"skip"'):
+        return None
+    try:
+        found = parse(answer.decode())
+    except (ValueError, StopIteration):
+        found = None
+    number = found.get("id") if isinstance(found, dict) else None
     if not isinstance(number, int):
         raise Refusal(refusal_text(answer))
     return number
+
+
+def skip(command: Command) -> None:
+    """Leave what a build system looks for after a compile: an empty object, an empty list of dependencies."""
+    name, _ = os.path.splitext(os.path.basename(command.source))
+    output = command.output or (f"{name}.o" if command.object else "")
+    if output:
+        open(output, "wb").close()
+    given = {token.name: token.value or "" for token in command.tokens}
+    listing = given.get("-MF") or given.get("--dependency-output")
+    targets = [given[name] for name in ("-MT", "-MQ", "--dependency-target-name") if name in given]
+    if listing:
+        with open(listing, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{(targets or [output])[0]}:\n")
 
 
 def announcement(config: Config, name: str, command: Command, done: Rewritten, *, cached: bool) -> dict[str, object]:
@@ -963,11 +1104,22 @@ def launch(config: Config, name: str, argv: "Sequence[str]", environ: "Mapping[s
     cached = bool(config.ccache) and command.kind == "compile" and command.object
     channel = Channel(config.socket)
     number = begin(channel, announcement(config, name, command, done, cached=cached))
+    if number is None:
+        skip(command)
+        return 0
     env[COMPILE_ID], env[SOCKET] = str(number), config.socket
     env[REAL], env[ARGV0] = str(tool["real"]), str(tool["argv0"])
+    if config.refusals:
+        env[REFUSALS] = config.refusals
     if nvcc and config.preload:
         env["LD_PRELOAD"] = config.preload
-    status = run_cached(child, config, env, done.argv) if cached else gated(child, env, [env[ARGV0], *done.argv])
+    words = [env[ARGV0], *done.argv]
+    if cached:
+        env.update(cache_settings(config))
+        words.insert(0, str(config.ccache))
+    if config.native:
+        hand_over(config.gate, channel, done.temporary, words, env)
+    status = exit_code(child.run(words[0], words, env, channel)[0]) if cached else gated(child, env, words)
     for path in done.temporary:
         try:
             os.unlink(path)
@@ -978,35 +1130,41 @@ def launch(config: Config, name: str, argv: "Sequence[str]", environ: "Mapping[s
     return status
 
 
-def run_cached(child: Child, config: Config, env: "Mapping[str, str]", argv: "Sequence[str]") -> int:
-    """Run a compile through ccache, with the gate before the real compiler."""
-    settings = {
-        **config.ccache_env,
-        "CCACHE_COMPILERCHECK": compiler_check(config),
-        "CCACHE_PREFIX": config.gate,
-    }
-    ccache = str(config.ccache)
-    return exit_code(child.run(ccache, [ccache, env[ARGV0], *argv], {**env, **settings})[0])
+def hand_over(
+    gate: str, channel: Channel, temporary: "Sequence[str]", words: "Sequence[str]", env: "Mapping[str, str]"
+) -> None:
+    """Become gate.c, which runs the compile, removes the temporary files and tells the end. Raises Refusal."""
+    role = "--cached" if "CCACHE_PREFIX" in env else "--bare"
+    os.set_inheritable(channel.socket.fileno(), True)  # noqa: FBT003 - the standard library's own signature
+    argv = [gate, role, str(channel.socket.fileno()), str(len(temporary)), *temporary, *words]
+    try:
+        os.execve(gate, argv, dict(env))  # noqa: S606 - that is the task
+    except OSError as error:
+        raise Refusal(f"cannot run {gate} ({error.strerror})") from error
+
+
+def cache_settings(config: Config) -> dict[str, str]:
+    """Give ccache's environment; the gate stands before the real compiler."""
+    return {**config.ccache_env, "CCACHE_COMPILERCHECK": compiler_check(config), "CCACHE_PREFIX": config.gate}
 
 
 def main() -> None:
     """Run as `launch.py --gate ARGV…` or `launch.py CONFIG NAME ARGS…`."""
     environ = dict(os.environ)
-    log = None
+    log = environ.get(REFUSALS)
     try:
         if sys.argv[1] == "--gate":
             env = {name: value for name, value in environ.items() if not name.startswith("CCACHE_")}
             os._exit(gated(Child(), env, [env[ARGV0], *sys.argv[3:]]))
-        import json  # noqa: PLC0415 - the gate does without it
-
         with open(sys.argv[1], encoding="utf-8") as file:
-            config = Config(json.load(file))
+            config = Config(parse(file.read()))  # type: ignore[arg-type]
         log = config.refusals
         os._exit(launch(config, sys.argv[2], sys.argv[3:], environ))
     except Refusal as refusal:
-        complain(f"not compiled: {refusal}; start the build again with `wheelmill build`", log)
+        end_tree()
+        complain(str(refusal), log)
     except OSError as error:
-        complain(f"not compiled: cannot run the compiler: {error}", log)
+        complain(f"cannot run the compiler: {error}", log)
     os._exit(1)
 
 

@@ -14,6 +14,7 @@ FIELDS: dict[str, object] = {
     "flags": {"host": [], "nvcc": []},
     "gate": "/shims/gate",
     "link_objects": [],
+    "native": False,
     "prefix_maps": [],
     "preload": None,
     "refusals": None,
