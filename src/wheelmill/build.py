@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +28,12 @@ from .errors import (
     EnvironmentUnfitError,
     InterruptedBuildError,
     NetworkError,
+    ResourcesError,
     WheelmillError,
 )
-from .governor import VANISHED, CompileRecord, CompileSummary, Event, Governor, read_records
+from .governor import Foresight, Governor, Means, State, Terms
 from .plan import spell_seconds
+from .records import VANISHED, CompileRecord, CompileSummary, Event, read_records
 from .remedies import Surroundings
 from .resources import Grant, gib
 from .rulebook import rulebook
@@ -211,7 +213,7 @@ def clear(place: Workplace) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Equipment:
-    """What compiles: environment, toolkit and its view, host compiler, object cache, jobs; and within what walls."""
+    """What compiles: environment, toolkit and its view, host compiler, object cache; within what walls and bounds."""
 
     environment: BuildEnvironment
     toolkit: Toolkit
@@ -220,6 +222,9 @@ class Equipment:
     cache: ObjectCache | None
     grant: Grant
     box: Sandbox
+    terms: Terms
+    means: Means
+    foresight: Foresight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,11 +307,16 @@ def build_wheel(
         compile_launcher(place.shims, equipment.environment.python.resolve(), runner)
         install_nvcc(place, equipment.view)
         variables = variables_of(place, equipment, derivation)
-        progress = Progress(report, equipment.grant)
-        with (
-            Governor(socket, place.records, equipment.grant.granted, on_event=progress.saw) as governor,
-            progress.beating(),
-        ):
+        progress = Progress(report, units=units_of(derivation))
+        governor = Governor(
+            socket,
+            place.records,
+            equipment.terms,
+            equipment.means,
+            foresight=equipment.foresight,
+            on_event=progress.saw,
+        )
+        with governor, progress.beating(governor.state):
             said_before = size_of(place.log)
             tried_before = size_of(equipment.box.journal)
             try:
@@ -317,13 +327,41 @@ def build_wheel(
                     raise WheelmillError(f"the governor broke: {governor.broken!r}\n  log: {place.log}") from error
                 verdict = diagnose(blocks(place.log, said_before), surroundings=lambda: around(equipment, derivation))
                 ended = recorded(place.records)[before:]
-                failure = explained(error, ended, verdict, place)
+                failure = unfit(governor.refusals, place) or explained(error, ended, verdict, place)
                 tried = attempts(equipment.box.journal, tried_before)
                 raise with_attempts(failure, tried, compiled=any(record.exit for record in ended)) from error
             for attempt in attempts(equipment.box.journal, tried_before):
                 report.warn(told(attempt))
         summary = governor.summary()
     return BuiltWheel(path=taken_out(path, place), compiles=summary, records=recorded(place.records)[before:])
+
+
+def units_of(derivation: Derivation) -> int:
+    """Give how many translation units a recipe speaks of."""
+    return (derivation.variant or derivation.release).resources.units
+
+
+WINDOW = 128
+"""Compiles that a build system may have begun beyond those that run: all of flash-attn's, so that the longest can go
+first. A waiting one costs its ccache's few MB (see docs/performance.md)."""
+
+
+def window(grant: Grant, units: int) -> int:
+    """Give the jobs that the build system is told; the governor decides how many of them run."""
+    return grant.granted + min(units, WINDOW)
+
+
+def unfit(refusals: Sequence[str], place: Workplace) -> ResourcesError | None:
+    """Give the failure where a compile could not have fit even alone."""
+    if not refusals:
+        return None
+    first, *others = refusals
+    lines = [first, *([f"  {len(others)} more compiles do not fit"] if others else []), f"  log: {place.log}"]
+    return ResourcesError(
+        "\n".join(lines),
+        advice="Give more memory (--memory, the container's limit, a larger machine), then run the same command again: "
+        "finished objects are reused.",
+    )
 
 
 def size_of(path: Path) -> int:
@@ -455,7 +493,7 @@ def variables_of(place: Workplace, equipment: Equipment, derivation: Derivation)
         BuildSettings(
             package=derivation.environment,
             source_date_epoch=derivation.source_date_epoch,
-            max_jobs=equipment.grant.granted,
+            max_jobs=window(equipment.grant, units_of(derivation)),
             nvcc_threads=derivation.release.nvcc_threads,
             cccl=any((equipment.toolkit.root / folder).is_dir() for folder in INCLUDE_FOLDERS if "cccl" in folder),
         ),
@@ -531,7 +569,7 @@ def explained(
         return cause
     if isinstance(cause, CommandFailedError) and (unmade := unmakable(cause.tail)):
         return unmade
-    failed = [record for record in records if record.exit != 0]
+    failed = [record for record in records if record.exit != 0 and record.outcome != "turned-away"]
     # One that vanished was stopped with another that failed, unless there is no other.
     first = next((record for record in failed if record.exit != VANISHED), failed[0] if failed else None)
     killed = first is not None and first.exit == KILLED
@@ -577,7 +615,7 @@ def compile_failure(record: CompileRecord, *, others: int) -> list[str]:
     subject = f"{record.tool} failed on {record.source or record.output} with status {record.exit}"
     if record.exit == VANISHED:
         subject = f"{record.tool} was stopped on {record.source or record.output}"
-    lines = [f"{subject} after {spell_seconds(record.wall_s)}, at {gib(record.peak_rss_bytes)}"]
+    lines = [f"{subject} after {spell_seconds(record.wall_s)}, at {gib(record.memory)}"]
     if record.exit == KILLED:
         lines.append("  it was killed by signal 9: where nobody did that by hand, memory ran out")
     if others:
@@ -594,26 +632,28 @@ def backend_failure(cause: BaseException) -> list[str]:
 class Progress:
     """Tells of every compile that ends, and that work goes on while none does."""
 
-    def __init__(self, report: Reporter, grant: Grant) -> None:
-        self.report, self.grant = report, grant
-        self.done = self.running = 0
+    def __init__(self, report: Reporter, *, units: int) -> None:
+        self.report, self.units = report, units
+        self.done = 0
         self.started = self.spoke = time.monotonic()
         self.stop = threading.Event()
 
     def saw(self, event: Event) -> None:
         """Take an event of the governor (called from its thread)."""
-        self.running = event.running
+        if event.kind == "again":
+            self.say(f"{event.tool} {event.source}: ended for want of memory, will run again")
         record = event.record
-        if event.kind != "finished" or record is None:
+        if event.kind != "finished" or record is None or record.outcome == "turned-away":
             return
         self.done += 1
-        took = f"{spell_seconds(record.wall_s)}, {gib(record.peak_rss_bytes)}"
+        took = f"{spell_seconds(record.wall_s)}, {gib(record.memory)}"
         how = {"hit": "from the object cache", "link": f"linked, {took}"}.get(record.cache, took)
         if record.exit == VANISHED:
             how = "stopped"
         elif record.exit:
             how = f"FAILED with status {record.exit}, {took}"
-        self.say(f"[{self.done}] {record.tool} {record.source or record.output}: {how}")
+        of = f"/{self.units}" if self.done <= self.units else ""
+        self.say(f"[{self.done}{of}] {record.tool} {record.source or record.output}: {how}")
 
     def say(self, text: str) -> None:
         """Tell, and remember when."""
@@ -621,9 +661,9 @@ class Progress:
         self.report.note(text)
 
     @contextmanager
-    def beating(self) -> Iterator[None]:
+    def beating(self, state: Callable[[], State]) -> Iterator[None]:
         """Say every minute of silence that work goes on."""
-        thread = threading.Thread(target=self.beat, name="heartbeat", daemon=True)
+        thread = threading.Thread(target=self.beat, args=(state,), name="heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -631,9 +671,20 @@ class Progress:
             self.stop.set()
             thread.join()
 
-    def beat(self) -> None:
+    def beat(self, state: Callable[[], State]) -> None:
         """Wait, and speak where nothing else did."""
         while not self.stop.wait(5.0):
             if time.monotonic() - self.spoke >= HEARTBEAT_SECONDS:
-                passed = spell_seconds(time.monotonic() - self.started)
-                self.say(f"… {self.running} running, {self.done} done, {passed} so far")
+                self.say(
+                    f"… {told_state(state())}, {self.done} done, "
+                    f"{spell_seconds(time.monotonic() - self.started)} so far"
+                )
+
+
+def told_state(state: State) -> str:
+    """Say what runs, and for what the first of the waiting waits."""
+    running = f"{state.running} running"
+    if state.running:
+        running += f" with {gib(state.used)} of the {gib(state.reserved)} reserved for them"
+    waiting = f", {state.waiting} waiting" if state.waiting else ""
+    return running + waiting + (f" ({state.reason})" if state.reason else "")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .derivation import Derivation
 from .errors import ConfigurationError
-from .governor import CompileRecord
+from .records import CompileRecord
 from .knobs import Knobs, knowledge
 from .preflight import Finding, Status
 from .recipe import Expects

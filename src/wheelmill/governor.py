@@ -1,327 +1,245 @@
-"""Admits the compiles of a build, one lease each, and writes what they took to `compile.jsonl`.
+"""Serves the compiles of one build: each real compiler runs only while its predicted memory fits.
 
-Slots and Ledger are the pure core: they know no socket, file or clock. Governor serves them over a Unix
-socket; the protocol stands in _launcher.py. At this stage a lease is one of `jobs` slots.
+Admission (admission.py) decides, cgroups.py measures and ends, roster.py tells what other builds of this user hold;
+this module listens to launchers and gates (the protocol stands in _launcher.py), asks those three at every turn, and
+writes `compile.jsonl` and the learned peaks.
 """
 
 import json
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self, cast
+from typing import IO, Literal, Self
 
-from .errors import EnvironmentUnfitError, UsageError, WheelmillError
+from . import roster as rosters
+from .admission import Admission, Go, Room, Verdict
+from .cgroups import Backend, Group, end_stray, oom_count, strays
+from .errors import EnvironmentUnfitError, WheelmillError
+from .limits import Limits
+from .peaks import Outcome, Peaks, Prediction, Sample, Unit, append_sample, flags_digest
+from .records import VANISHED, Begun, CompileSummary, Course, Event, How, Ledger, real, settled
+from .resources import capacity, gib
+from .roster import Roster, Seat
 
-RECORD_FORMAT = 1
 SOCKET_PATH_BYTES = 107
 """sockaddr_un holds 108 bytes with the final zero."""
-VANISHED = -1
-"""The exit status of a compile whose launcher was killed before it could say."""
-
-Cache = Literal["hit", "miss", "off", "link"]
+TICK_SECONDS = 0.25
+"""How often memory is measured while something runs or waits."""
+CRITICAL = 0.5
+"""The part of the reserve below which compiles are killed; below the whole of it none is admitted."""
+CORRECTION_SECONDS = 1.0
+"""At most one kill in this time: the memory of the killed is counted as free only a little later [Buck2 does so]."""
+CALM_SECONDS = 3.0
+"""How long after a kill nothing new is admitted."""
+STRAY_BYTES = 1 << 29
+"""A compiler that came past the launcher is ended for memory only from this size on."""
+SIGKILL, KILLED = 9, 128 + 9
+NICE = 10
+OOM_SCORE = 900
+PROCESSES_PER_COMPILE = 12
+"""nvcc with its shell, cicc or ptxas, launcher, cache and gate, and some threads."""
+THREADS = "--threads="
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompileRecord:
-    """One compile or link, as a line of `compile.jsonl`.
+class Terms:
+    """What the user allows a build: compiles at once, and bytes; None: what the machine gives."""
 
-    `wall_s` is the compiler's own time from `started_s` (seconds after the governor's start) on, without the
-    `waited_s` before it; for a hit it is the time of the look-up.
+    jobs: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foresight:
+    """What is known of compiles before they run.
+
+    `tools` names what stands behind a shim ("nvcc": "nvcc 13.0.88"); `fallback_bytes` is the recipe's own figure;
+    `learned` is where new samples go, None: nowhere.
     """
 
-    v: int = RECORD_FORMAT
-    id: int
-    tool: str
-    source: str
-    output: str
-    argv: tuple[str, ...]
-    archs_asked: tuple[str, ...]
-    archs_used: tuple[str, ...]
-    rewrites: tuple[str, ...]
-    cache: Cache
-    wall_s: float
-    cpu_s: float
-    peak_rss_bytes: int
-    exit: int
-    started_s: float
-    waited_s: float
-    attempt: int
+    peaks: Peaks = field(default_factory=Peaks)
+    tools: Mapping[str, str] = field(default_factory=dict)
+    fallback_bytes: int | None = None
+    learned: Path | None = None
+
+    def unit(self, begun: Begun) -> Unit:
+        """Name a compile as the tables do."""
+        if begun.kind == "link":
+            return Unit(unit=begun.output or begun.source, tool="link")
+        threads = [word.removeprefix(THREADS) for word in begun.argv if word.startswith(THREADS)]
+        return Unit(
+            unit=begun.source,
+            archs=tuple(sorted(begun.archs_used)),
+            threads=int(threads[-1]) if threads and threads[-1].isdigit() else 1,
+            tool=self.tools.get(begun.tool, begun.tool),
+            flags=flags_digest(begun.argv),
+        )
+
+    def predict(self, begun: Begun) -> Prediction:
+        """Say what a compile will take."""
+        return self.peaks.predict(self.unit(begun), self.fallback_bytes)
+
+    def learn(self, sample: Sample) -> None:
+        """Keep what a run took; a disk without room for it does not stop a build."""
+        self.peaks.add(sample)
+        if self.learned is not None:
+            with suppress(OSError):
+                append_sample(self.learned, sample)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """A compile has begun to run, or has ended (then with its record)."""
+class Means:
+    """The machine, as a governor sees it; tests give another."""
 
-    kind: Literal["started", "finished"]
-    id: int
-    tool: str
-    source: str
+    backend: Backend
+    limits: Callable[[], Limits]
+    """Read anew at every admission: a neighbour's use counts."""
+    roster: Roster | None = None
+    seat: Seat | None = None
+    oom_kills: Callable[[], int] = oom_count
+
+    @contextmanager
+    def account(self) -> Iterator[tuple[rosters.Seated, ...]]:
+        """Hold the account of this user's builds, and give the others."""
+        if self.roster is None:
+            yield ()
+            return
+        with self.roster.account():
+            yield self.roster.others(self.seat)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What a governor is at, for people. Memory in bytes; `reason`: why the first of the waiting waits."""
+
     running: int
     waiting: int
-    record: CompileRecord | None = None
+    reserved: int
+    used: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompileSummary:
-    """What a build's compiles came to. `compiles` counts links and hits too."""
+class Reading:
+    """Room for compiles, and whether so little is left that one must end."""
 
-    compiles: int = 0
-    links: int = 0
-    cache_hits: int = 0
-    failures: int = 0
-    units: int = 0
-    """Distinct sources that were compiled, not linked."""
-    retries: int = 0
-    cpu_seconds: float = 0.0
-    peak_rss_bytes: int = 0
-    archs: tuple[str, ...] = ()
-    """Every architecture that device code was made for."""
+    room: Room
+    critical: bool
 
 
-class Slots:
-    """First come, first served: at most `jobs` leases at a time."""
-
-    def __init__(self, jobs: int) -> None:
-        if jobs < 1:
-            raise UsageError(f"jobs must be at least 1, not {jobs}", advice="Give --max-jobs 1 or more.")
-        self.jobs = jobs
-        self.waiting: deque[int] = deque()
-        self.running: set[int] = set()
-
-    def want(self, lease: int) -> list[int]:
-        """Queue a lease; give those that may run now."""
-        self.waiting.append(lease)
-        return self._grant()
-
-    def release(self, lease: int) -> list[int]:
-        """Take a lease back, running or waiting or neither; give those that may run now."""
-        self.running.discard(lease)
-        if lease in self.waiting:
-            self.waiting.remove(lease)
-        return self._grant()
-
-    def _grant(self) -> list[int]:
-        granted = []
-        while self.waiting and len(self.running) < self.jobs:
-            lease = self.waiting.popleft()
-            self.running.add(lease)
-            granted.append(lease)
-        return granted
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """What a launcher said of its compile."""
-
-    id: int
-    tool: str
-    kind: str
-    argv: tuple[str, ...]
-    output: str
-    source: str
-    archs_asked: tuple[str, ...]
-    archs_used: tuple[str, ...]
-    rewrites: tuple[str, ...]
-    ccache: bool
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """What the gates of one compile said, the last attempt's figures."""
-
-    attempts: int = 0
-    wanted_at: float = 0.0
-    granted_at: float | None = None
-    wall: float = 0.0
-    cpu: float = 0.0
-    peak_rss_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The compiles in flight and the totals of those that have ended."""
-
-    begun: dict[int, Begun] = field(default_factory=dict)
-    measured: dict[int, Measured] = field(default_factory=dict)
-    summary: CompileSummary = field(default_factory=CompileSummary)
-    sources: set[str] = field(default_factory=set)
-    last: int = 0
-
-    def begin(self, message: Mapping[str, object], now: float) -> Begun:
-        """Enter a compile under a new number. Raises ValueError when the message is not one."""
-        self.last += 1
-        begun = Begun(
-            id=self.last,
-            tool=text(message, "tool"),
-            kind=text(message, "kind"),
-            argv=texts(message, "argv"),
-            output=text(message, "output"),
-            source=text(message, "source"),
-            archs_asked=texts(message, "archs_asked"),
-            archs_used=texts(message, "archs_used"),
-            rewrites=texts(message, "rewrites"),
-            ccache=message.get("ccache") is True,
-            at=now,
-        )
-        self.begun[begun.id] = begun
-        return begun
-
-    def want(self, number: int, now: float) -> None:
-        """Note that a gate has come. Raises ValueError for a compile that nobody announced."""
-        if number not in self.begun:
-            raise ValueError(f"no compile {number} has begun")
-        known = self.measured.get(number, Measured())
-        self.measured[number] = replace(known, wanted_at=now)
-
-    def grant(self, number: int, now: float) -> None:
-        """Note that the compile may run now."""
-        known = self.measured.get(number)
-        if known is not None:
-            self.measured[number] = replace(known, granted_at=now, attempts=known.attempts + 1)
-
-    def done(self, number: int, message: Mapping[str, object]) -> None:
-        """Note what a run took; whose launcher has gone is on record already. Raises ValueError."""
-        known = self.measured.get(number)
-        if known is None:
-            return
-        self.measured[number] = replace(
-            known,
-            wall=real(message, "wall"),
-            cpu=real(message, "cpu"),
-            peak_rss_bytes=int(real(message, "peak_rss_bytes")),
-        )
-
-    def end(self, number: int, status: int, now: float) -> CompileRecord | None:
-        """Close a compile and give its record; None when it was closed before."""
-        begun = self.begun.pop(number, None)
-        if begun is None:
-            return None
-        record = make_record(begun, self.measured.pop(number, None), status, now)
-        if record.cache != "link":
-            self.sources.add(record.source)
-        self.summary = replace(add(self.summary, record), units=len(self.sources))
-        return record
-
-
-def make_record(begun: Begun, measured: Measured | None, status: int, now: float) -> CompileRecord:
-    """Put together what launcher and gate said.
-
-    With a cache, a success that no gate was seen for is a hit.
-    """
-    if begun.kind == "link":
-        cache: Cache = "link"
-    elif not begun.ccache:
-        cache = "off"
-    else:
-        cache = "hit" if measured is None and status == 0 else "miss"
-    known = measured or Measured()
-    started = begun.at if known.granted_at is None else known.granted_at
-    return CompileRecord(
-        id=begun.id,
-        tool=begun.tool,
-        source=begun.source,
-        output=begun.output,
-        argv=begun.argv,
-        archs_asked=begun.archs_asked,
-        archs_used=begun.archs_used,
-        rewrites=begun.rewrites,
-        cache=cache,
-        wall_s=round(known.wall if measured else now - begun.at, 3),
-        cpu_s=round(known.cpu, 3),
-        peak_rss_bytes=known.peak_rss_bytes,
-        exit=status,
-        started_s=round(started, 3),
-        waited_s=round(started - known.wanted_at if measured else 0.0, 3),
-        attempt=max(known.attempts, 1),
+def read_room(
+    limits: Limits, terms: Terms, *, used: int, running: int = 0, others: tuple[rosters.Seated, ...]
+) -> Reading:
+    """Work out what may be handed out now; `used` is what our own `running` compiles hold."""
+    bound = terms.memory_bytes
+    most = min(limits.memory_bytes, bound or limits.memory_bytes)
+    total = min(limits.available_bytes + used, most)
+    usable = capacity(total)
+    slots = [int(limits.cpus)]
+    if terms.jobs is not None:
+        slots.append(terms.jobs)
+    if limits.pids_free is not None:
+        slots.append(running + limits.pids_free // PROCESSES_PER_COMPILE)
+    promised = [other for other in others if other.pending_bytes]
+    room = Room(
+        hard_bytes=capacity(most),
+        free_bytes=usable - used,
+        pending_bytes=sum(other.pending_bytes for other in promised),
+        slots=max(1, min(slots)),
+        pending_for=", ".join(sorted({other.occupant.name for other in promised})),
     )
-
-
-def add(summary: CompileSummary, record: CompileRecord) -> CompileSummary:
-    """Count one record in; `units` needs the set of sources and is the ledger's."""
-    return replace(
-        summary,
-        compiles=summary.compiles + 1,
-        links=summary.links + (record.cache == "link"),
-        cache_hits=summary.cache_hits + (record.cache == "hit"),
-        failures=summary.failures + (record.exit != 0),
-        retries=summary.retries + record.attempt - 1,
-        cpu_seconds=summary.cpu_seconds + record.cpu_s,
-        peak_rss_bytes=max(summary.peak_rss_bytes, record.peak_rss_bytes),
-        archs=tuple(sorted({*summary.archs, *record.archs_used})),
-    )
-
-
-def text(message: Mapping[str, object], key: str) -> str:
-    """Give a string of a message. Raises ValueError."""
-    value = message.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is not a string")  # noqa: TRY004 - one kind of error for a bad message
-    return value
-
-
-def texts(message: Mapping[str, object], key: str) -> tuple[str, ...]:
-    """Give a list of strings of a message. Raises ValueError."""
-    value = message.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{key} is not a list of strings")
-    return tuple(value)
-
-
-def real(message: Mapping[str, object], key: str) -> float:
-    """Give a number of a message. Raises ValueError."""
-    value = message.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} is not a number")  # noqa: TRY004 - as for strings
-    return float(value)
-
-
-# The server ----------------------------------------------------------------------------------------------
+    return Reading(room=room, critical=total - used < (total - usable) * CRITICAL)
 
 
 class Peer:
     """One connection: a launcher's or a gate's, which of them its first message tells."""
 
-    __slots__ = ("connection", "id", "inbox", "key", "outbox", "role")
+    __slots__ = ("connection", "id", "inbox", "key", "outbox", "pid", "role")
 
     def __init__(self, connection: socket.socket, key: int) -> None:
         self.connection, self.key = connection, key
         self.inbox, self.outbox = b"", b""
         self.role: Literal["", "launcher", "gate"] = ""
         self.id = 0
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid: int = struct.unpack("3i", credentials)[0]
+        """By the kernel, as we number processes: inside its namespace the peer has another idea of it."""
+
+
+class Charge:
+    """A compile that runs: its processes, and what they took so far."""
+
+    __slots__ = (
+        "attempt",
+        "group",
+        "killed",
+        "oom_before",
+        "reserved",
+        "reserved_seconds",
+        "samples",
+        "seen",
+        "used_seconds",
+    )
+
+    def __init__(self, group: Group | None, *, reserved: int, attempt: int, oom_before: int, now: float) -> None:
+        self.group, self.reserved, self.attempt, self.oom_before = group, reserved, attempt, oom_before
+        self.killed = False
+        self.samples: list[tuple[float, int]] = []
+        self.reserved_seconds = self.used_seconds = 0.0
+        self.seen = now
+
+    def add(self, cpu: float, held: int, reserved: int, now: float) -> None:
+        """Note a measurement."""
+        span = now - self.seen
+        self.reserved_seconds += reserved * span
+        self.used_seconds += held * span
+        self.seen = now
+        self.samples.append((cpu, held))
 
 
 class Governor:
     """Serves one build from a thread of this process, while its `with` block lasts.
 
-    `record` is written here and nowhere else, outside what the build can write.
+    `record` is written here and nowhere else, outside what the build can write. `skip` names compiles that are not
+    wanted (see `measure`): their launchers make empty objects.
     """
 
     def __init__(
         self,
         socket_path: Path,
         record: Path,
-        jobs: int,
+        terms: Terms,
+        means: Means,
         *,
+        foresight: Foresight | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[Event], None] | None = None,
+        skip: Callable[[Begun], bool] | None = None,
     ) -> None:
-        self.socket_path, self.record, self.clock = socket_path, record, clock
-        self.on_event = on_event
-        self.slots = Slots(jobs)
+        self.socket_path, self.record, self.terms, self.means = socket_path, record, terms, means
+        self.foresight, self.clock, self.on_event, self.skip = foresight or Foresight(), clock, on_event, skip
+        self.admission = Admission()
         self.ledger = Ledger()
+        self.refusals: list[str] = []
+        """Why compiles were refused: each could not have fit even alone."""
         self.broken: BaseException | None = None
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
-        self._keys = 0
-        self._stop = False
+        self._charges: dict[int, Charge] = {}
+        self._events: list[Event] = []
+        self._keys = self._turned_away_below = 0
+        self._calm_after = self._corrected = float("-inf")
+        self._stop = self._changed = False
+
+    # the thread and its block ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Listen. Raises EnvironmentUnfitError when the socket's path is too long."""
@@ -367,11 +285,17 @@ class Governor:
         with self._lock:
             return self.ledger.summary
 
-    @property
-    def running(self) -> int:
-        """Leases held now."""
+    def state(self) -> State:
+        """Say what is going on."""
         with self._lock:
-            return len(self.slots.running)
+            running, waiting = self.admission.running, self.admission.waiting
+            return State(
+                running=len(running),
+                waiting=len(waiting),
+                reserved=self.admission.reserved_bytes,
+                used=sum(each.current_bytes for each in running),
+                reason=waiting[0].reason if waiting else "",
+            )
 
     def _now(self) -> float:
         return self.clock() - self._origin
@@ -379,12 +303,34 @@ class Governor:
     def _serve(self) -> None:
         try:
             while not self._stop:
-                for key, mask in self._selector.select():
+                busy = self._charges or self.admission.waiting
+                for key, mask in self._selector.select(TICK_SECONDS if busy else None):
                     self._turn(key, mask)
+                if not self._stop:
+                    self._govern()
+                self._tell_all()
+                self._answer_all()
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to; __exit__ does
             self.broken = error
         finally:
             self._close()
+
+    def _close(self) -> None:
+        self._stop = True
+        with suppress(Exception):  # whoever listens may be what broke
+            self._tell_all()
+            self._answer_all()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        with suppress(Exception):
+            self._tell_all()
+        self._selector.close()
+        self._listener.close()
+        self._sink.close()
+        self.means.backend.close()
+        self.socket_path.unlink(missing_ok=True)
+
+    # connections -------------------------------------------------------------------------------------
 
     def _turn(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._listener:
@@ -402,15 +348,6 @@ class Governor:
         peer = Peer(connection, self._keys)
         self._peers[peer.key] = peer
         self._selector.register(connection, selectors.EVENT_READ, peer)
-
-    def _close(self) -> None:
-        self._stop = True
-        for peer in list(self._peers.values()):
-            self._drop(peer)
-        self._selector.close()
-        self._listener.close()
-        self._sink.close()
-        self.socket_path.unlink(missing_ok=True)
 
     def _read(self, peer: Peer) -> None:
         try:
@@ -433,8 +370,13 @@ class Governor:
                 self._send(peer, {"op": "refuse", "message": f"the governor did not understand: {error}"})
 
     def _send(self, peer: Peer, message: Mapping[str, object]) -> None:
+        """Answer, at the end of this turn: whoever hears it finds the record written and the news told."""
         peer.outbox += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        self._flush(peer)
+
+    def _answer_all(self) -> None:
+        for peer in self._peers.values():
+            if peer.outbox:
+                self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
         """Write what the peer takes; the rest when it takes more. A gone peer is dropped by the read side."""
@@ -448,51 +390,6 @@ class Governor:
         writes = selectors.EVENT_WRITE if peer.outbox else 0
         self._selector.modify(peer.connection, selectors.EVENT_READ | writes, peer)
 
-    def _handle(self, peer: Peer, message: Mapping[str, object]) -> None:
-        """Act on one message. Raises ValueError for one that is not of the protocol."""
-        operation, now = message.get("op"), self._now()
-        if operation == "begin" and not peer.role:
-            with self._lock:
-                begun = self.ledger.begin(message, now)
-            peer.role, peer.id = "launcher", begun.id
-            self._send(peer, {"id": begun.id})
-        elif operation == "want" and not peer.role:
-            number = int(real(message, "id"))
-            with self._lock:
-                self.ledger.want(number, now)
-                peer.role, peer.id = "gate", number
-                granted = self.slots.want(peer.key)
-            self._grant(granted)
-        elif operation == "done" and peer.role == "gate":
-            with self._lock:
-                self.ledger.done(peer.id, message)
-                granted = self.slots.release(peer.key)
-            self._send(peer, {"op": "exit"})
-            self._grant(granted)
-        elif operation == "end" and peer.role == "launcher":
-            self._end(peer, int(real(message, "exit")))
-            self._send(peer, {"op": "exit"})
-        else:
-            raise ValueError(f"{operation!r} is out of turn")
-
-    def _grant(self, keys: list[int]) -> None:
-        for key in keys:
-            peer = self._peers[key]
-            with self._lock:
-                self.ledger.grant(peer.id, self._now())
-            self._send(peer, {"op": "go"})
-            begun = self.ledger.begun.get(peer.id)
-            if begun is not None:
-                self._tell("started", begun.id, begun.tool, begun.source, None)
-
-    def _end(self, peer: Peer, status: int) -> None:
-        with self._lock:
-            record = self.ledger.end(peer.id, status, self._now())
-        if record is not None:
-            self._sink.write(json.dumps(asdict(record), ensure_ascii=True, separators=(",", ":")) + "\n")
-            self._sink.flush()
-            self._tell("finished", record.id, record.tool, record.source, record)
-
     def _drop(self, peer: Peer) -> None:
         """Forget a connection: a gate's lease goes back, a launcher that never said its end is recorded."""
         self._selector.unregister(peer.connection)
@@ -501,66 +398,309 @@ class Governor:
         if peer.role == "launcher":
             self._end(peer, VANISHED)
         elif peer.role == "gate":
-            with self._lock:
-                granted = self.slots.release(peer.key)
-            if not self._stop:
-                self._grant(granted)
+            self._release(peer)
 
-    def _tell(
-        self,
-        kind: Literal["started", "finished"],
-        number: int,
-        tool: str,
-        source: str,
-        record: CompileRecord | None,
-    ) -> None:
-        if self.on_event is None:
+    # the protocol ------------------------------------------------------------------------------------
+
+    def _handle(self, peer: Peer, message: Mapping[str, object]) -> None:
+        """Act on one message. Raises ValueError for one that is not of the protocol."""
+        operation, now = message.get("op"), self._now()
+        if operation == "begin" and not peer.role:
+            self._begin(peer, message, now)
+        elif operation == "want" and not peer.role:
+            self._want(peer, int(real(message, "id")), now)
+        elif operation == "done" and peer.role == "gate":
+            self._done(peer, message, now)
+        elif operation == "end" and peer.role == "launcher":
+            self._end(peer, int(real(message, "exit")))
+            self._send(peer, {"op": "exit"})
+        else:
+            raise ValueError(f"{operation!r} is out of turn")
+
+    def _begin(self, peer: Peer, message: Mapping[str, object], now: float) -> None:
+        with self._lock:
+            begun = self.ledger.begin(message, now)
+            if self.skip is not None and self.skip(begun):
+                del self.ledger.begun[begun.id]
+                self._send(peer, {"op": "skip"})
+                return
+        peer.role, peer.id = "launcher", begun.id
+        self._send(peer, {"id": begun.id})
+
+    def _want(self, peer: Peer, number: int, now: float) -> None:
+        with self._lock:
+            self.ledger.want(number, now)
+            peer.role, peer.id = "gate", number
+            if number <= self._turned_away_below:
+                self._turn_away(peer)
+                return
+            self.admission.want(peer.key, self.foresight.predict(self.ledger.begun[number]), now)
+        self._changed = True
+
+    def _turn_away(self, peer: Peer) -> None:
+        """Refuse what was begun before another compile failed: the build system only waits for it to end."""
+        self.ledger.refuse(peer.id, "turned-away")
+        self._send(peer, {"op": "refuse", "message": "another compile of this build has failed"})
+
+    def _done(self, peer: Peer, message: Mapping[str, object], now: float) -> None:
+        """Take a compile's end: for good, or to run again where it was killed for want of memory."""
+        why, course = self._settle(peer, message)
+        status = int(real(message, "exit"))
+        with self._lock:
+            self.ledger.done(peer.id, message, course)
+            if why is not None:
+                self.ledger.killed(peer.id, why)
+                self.admission.again(peer.key, course.peak_bytes, now)
+            else:
+                self.admission.release(peer.key)
+        self._changed = True
+        if why is not None:
+            self._tell("again", peer.id)
             return
-        running, waiting = len(self.slots.running), len(self.slots.waiting)
-        self.on_event(
-            Event(
-                kind=kind,
-                id=number,
-                tool=tool,
-                source=source,
-                running=running,
-                waiting=waiting,
-                record=record,
+        self._send(peer, {"op": "exit"})
+        if status:
+            self._turn_others_away()
+
+    def _turn_others_away(self) -> None:
+        """Let the build end soon after a failure: it started more compiles than run at once, and waits for them all."""
+        with self._lock:
+            self._turned_away_below = self.ledger.last
+            for waiting in self.admission.waiting:
+                self._turn_away(self._peers[waiting.lease])
+                self.admission.release(waiting.lease)
+
+    def _end(self, peer: Peer, status: int) -> None:
+        with self._lock:
+            record = self.ledger.end(peer.id, status, self._now())
+        if record is not None:
+            self._sink.write(json.dumps(asdict(record), ensure_ascii=True, separators=(",", ":")) + "\n")
+            self._sink.flush()
+            running, waiting = len(self.admission.running), len(self.admission.waiting)
+            self._events.append(
+                Event(
+                    kind="finished",
+                    id=record.id,
+                    tool=record.tool,
+                    source=record.source,
+                    running=running,
+                    waiting=waiting,
+                    record=record,
+                )
+            )
+
+    def _release(self, peer: Peer) -> None:
+        """Take a lease back whose gate has gone."""
+        charge = self._charges.pop(peer.key, None)
+        if charge is not None and charge.group is not None:
+            charge.group.close()
+        with self._lock:
+            self.admission.release(peer.key)
+        self._changed = True
+
+    def _settle(self, peer: Peer, message: Mapping[str, object]) -> tuple[Literal["pressure", "oom"] | None, Course]:
+        """Close a compile's group: how it went with memory, and whether it was killed for want of it."""
+        charge = self._charges.pop(peer.key, None)
+        if charge is None:
+            raise ValueError("nothing runs here")
+        peak, oom = int(real(message, "peak_rss_bytes")), self.means.oom_kills() > charge.oom_before
+        cpu = real(message, "cpu")
+        how: How = "wait4"
+        if charge.group is not None:
+            usage, how = charge.group.read(), self.means.backend.name
+            peak = max(peak, usage.peak_bytes)
+            oom = usage.oom_kills > 0 if self.means.backend.exact_oom else oom
+            charge.group.close()
+        died = int(real(message, "signal")) == SIGKILL or int(real(message, "exit")) == KILLED
+        why: Literal["pressure", "oom"] | None = None
+        if died and charge.killed:
+            why = "pressure"
+        elif died and oom:
+            why = "oom"
+        settled_at, tail = settled(charge.samples, peak)
+        course = Course(
+            how=how,
+            reserved_bytes=charge.reserved,
+            peak_bytes=peak,
+            settled_at=settled_at,
+            tail_bytes=tail,
+            reserved_byte_seconds=charge.reserved_seconds,
+            used_byte_seconds=charge.used_seconds,
+        )
+        outcome: Outcome = why or ("failed" if int(real(message, "exit")) else "ok")
+        self._learn(peer, charge, course, outcome, wall=real(message, "wall"), cpu=cpu)
+        return why, course
+
+    def _learn(self, peer: Peer, charge: Charge, course: Course, outcome: Outcome, *, wall: float, cpu: float) -> None:
+        begun = self.ledger.begun.get(peer.id)
+        if begun is None:  # its launcher has gone: whatever killed that may have cut this short
+            return
+        self.foresight.learn(
+            Sample(
+                of=self.foresight.unit(begun),
+                wall_s=round(wall, 2),
+                cpu_s=round(cpu, 2),
+                peak_bytes=course.peak_bytes,
+                settled_at=course.settled_at,
+                tail_bytes=course.tail_bytes,
+                how=course.how,
+                outcome=outcome,
+                reserved_bytes=charge.reserved,
+                attempt=charge.attempt,
             )
         )
 
+    # memory ------------------------------------------------------------------------------------------
 
-def read_records(path: Path) -> tuple[CompileRecord, ...]:
-    """Read `compile.jsonl`; a last line that a crash cut short is left out.
+    def _govern(self) -> None:
+        """Measure, admit what fits, and on pressure end the youngest."""
+        self._measure()
+        if not (self._charges or self.admission.waiting or self._changed):
+            return
+        self._changed = False
+        now = self._now()
+        with self.means.account() as others:
+            with self._lock:
+                running = self.admission.running
+                used = sum(each.current_bytes for each in running)
+                limits = self.means.limits()
+                reading = read_room(limits, self.terms, used=used, running=len(running), others=others)
+                verdicts = self.admission.admit(now, reading.room) if now >= self._calm_after else []
+            self._publish()
+        for verdict in verdicts:
+            self._carry_out(verdict, now)
+        if reading.critical:
+            self._relieve(now, others)
 
-    Raises WheelmillError for any other line that is not a record.
-    """
-    lines = path.read_text("utf-8").split("\n")
-    return tuple(_parse_record(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], 1) if line.strip())
+    def _measure(self) -> None:
+        now = self._now()
+        with self._lock:
+            reserved = {each.lease: each.reserved_bytes for each in self.admission.running}
+        for lease, charge in self._charges.items():
+            if charge.group is None:
+                continue
+            usage = charge.group.read()
+            charge.add(usage.cpu_seconds, usage.current_bytes, reserved.get(lease, 0), now)
+            with self._lock:
+                self.admission.seen(
+                    lease,
+                    current_bytes=usage.current_bytes,
+                    cpu_seconds=usage.cpu_seconds,
+                    peak_bytes=usage.peak_bytes,
+                )
 
+    def _publish(self) -> None:
+        """Tell other builds of this user what this one holds."""
+        if self.means.seat is None:
+            return
+        with self._lock:
+            leases = [
+                rosters.Lease(
+                    unit=self._unit_of(each.lease),
+                    reserved_bytes=each.reserved_bytes,
+                    current_bytes=each.current_bytes,
+                    started=each.started + self._origin,
+                )
+                for each in self.admission.running
+            ]
+            leases += [
+                rosters.Lease(unit=self._unit_of(each.lease), reserved_bytes=each.need_bytes)
+                for each in self.admission.waiting
+            ]
+            done = self.ledger.summary.compiles
+        self.means.seat.write(leases, done=done)
 
-def _parse_record(line: str, place: str) -> CompileRecord:
-    try:
-        raw = json.loads(line)
-        if raw["v"] != RECORD_FORMAT:
-            raise WheelmillError(f"{place}: a record of format {raw['v']}, we read {RECORD_FORMAT}")
-        return CompileRecord(
-            id=int(raw["id"]),
-            tool=text(raw, "tool"),
-            source=text(raw, "source"),
-            output=text(raw, "output"),
-            argv=texts(raw, "argv"),
-            archs_asked=texts(raw, "archs_asked"),
-            archs_used=texts(raw, "archs_used"),
-            rewrites=texts(raw, "rewrites"),
-            cache=cast("Cache", text(raw, "cache")),
-            wall_s=real(raw, "wall_s"),
-            cpu_s=real(raw, "cpu_s"),
-            peak_rss_bytes=int(real(raw, "peak_rss_bytes")),
-            exit=int(real(raw, "exit")),
-            started_s=real(raw, "started_s"),
-            waited_s=real(raw, "waited_s"),
-            attempt=int(real(raw, "attempt")),
+    def _unit_of(self, lease: int) -> str:
+        begun = self.ledger.begun.get(self._peers[lease].id)
+        return (begun.source or begun.output) if begun else ""
+
+    def _carry_out(self, verdict: Verdict, now: float) -> None:
+        """Tell a gate what was decided."""
+        peer = self._peers[verdict.lease]
+        if not isinstance(verdict, Go):
+            with self._lock:
+                known = self.ledger.measured.get(peer.id)
+                self.ledger.refuse(peer.id, "oom" if known and known.attempts else "refused")
+            self.refusals.append(f"{self._unit_of(verdict.lease)}: {verdict.reason}")
+            self._send(peer, {"op": "refuse", "message": verdict.reason})
+            self._turn_others_away()
+            return
+        group: Group | None = None
+        with suppress(OSError):  # without a group the compile runs all the same, measured by its own report
+            group = self.means.backend.lease(peer.key)
+            group.enter(peer.pid)
+        humble(peer.pid)
+        with self._lock:
+            self.ledger.grant(peer.id, now)
+            attempt = self.ledger.measured[peer.id].attempts if peer.id in self.ledger.measured else 1
+        self._charges[peer.key] = Charge(
+            group, reserved=verdict.reserved_bytes, attempt=attempt, oom_before=self.means.oom_kills(), now=now
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise WheelmillError(f"{place}: not a compile record: {error}") from error
+        self._send(peer, {"op": "go"})
+        self._tell("started", peer.id)
+
+    def _relieve(self, now: float, others: tuple[rosters.Seated, ...]) -> None:
+        """End the youngest compile of all builds, where it is ours; whatever came past the launcher, where none is.
+
+        Where the youngest is another build's and that does nothing for a while, ours must do.
+        """
+        self._calm_after = now + CALM_SECONDS
+        if now - self._corrected < CORRECTION_SECONDS:
+            return
+        victim = self.admission.victim(now)
+        if victim is None and len(others) and len(self.admission.running) == 1:
+            [only] = self.admission.running
+            elsewhere = [lease.started for other in others for lease in other.leases if lease.started is not None]
+            if any(started < only.started + self._origin for started in elsewhere):
+                victim = only.lease  # the oldest of all goes on in another build
+        if victim is None:
+            self._end_strays()
+            self._corrected = now
+            return
+        mine = next(each for each in self.admission.running if each.lease == victim).started + self._origin
+        younger = any((lease.started or 0.0) > mine for other in others for lease in other.leases)
+        if younger and now - self._corrected < CORRECTION_SECONDS * 3:
+            return
+        self._corrected = now
+        charge = self._charges.get(victim)
+        if charge is not None and charge.group is not None and not charge.killed:
+            charge.killed = True
+            charge.group.kill(except_pid=self._peers[victim].pid)
+
+    def _end_strays(self) -> None:
+        """End the largest compiler that came past the launcher, before the kernel ends something else."""
+        groups = [charge.group for charge in self._charges.values() if charge.group is not None]
+        for stray in strays(os.getpid(), groups):
+            if stray.memory_bytes >= STRAY_BYTES and end_stray(stray):
+                self.refusals.append(
+                    f"{stray.name} (process {stray.pid}) came past the launcher and was ended at "
+                    f"{gib(stray.memory_bytes)}: memory had run out"
+                )
+            return
+
+    # telling -----------------------------------------------------------------------------------------
+
+    def _tell(self, kind: Literal["started", "again"], number: int) -> None:
+        begun = self.ledger.begun.get(number)
+        if begun is not None:
+            running, waiting = len(self.admission.running), len(self.admission.waiting)
+            self._events.append(
+                Event(kind=kind, id=number, tool=begun.tool, source=begun.source, running=running, waiting=waiting)
+            )
+
+    def _tell_all(self) -> None:
+        """Hand on what happened, outside of every other work: a fault of the listener is not the protocol's."""
+        events, self._events = self._events, []
+        if self.on_event is not None:
+            for event in events:
+                self.on_event(event)
+
+
+def humble(pid: int) -> None:
+    """Let everything else on the machine go first, and the kernel take a compiler before anything else.
+
+    What the gate starts inherits both.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, NICE)
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), "ascii")

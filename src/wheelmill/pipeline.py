@@ -5,10 +5,11 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import cgroups
 from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
@@ -31,18 +32,20 @@ from .errors import (
     of_system,
 )
 from .fetch import FetchedSource, FetchedTree, fetch
-from .governor import CompileSummary
+from .governor import Foresight, Means, Terms
 from .index import write_index
 from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
-from .limits import Limits, read_limits
+from .limits import Limits, find_places, read_limits, read_now
 from .lock import subset
 from .nvml import binding, read_driver
+from .peaks import Peaks, read_peaks, table_name
 from .places import IndexSettings, index_settings
 from .plan import Plan, Planned, ToolkitSummary, spell_seconds
 from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit
 from .provenance import BuildRecord, Found, embedded, gather, realisation
+from .records import CompileSummary
 from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
 from .resources import Grant, grant
@@ -120,6 +123,11 @@ class Tools:
     def limits(self) -> Limits:
         """Read what this process may use now, within the user's caps."""
         return capped(self.here(), self.bounds)
+
+    def limits_reader(self) -> Callable[[], Limits]:
+        """Give what reads the limits again and again: where they stand is looked for once."""
+        places = find_places(affinity=frozenset(os.sched_getaffinity(0)))
+        return lambda: capped(read_now(places), self.bounds)
 
     def here(self) -> Limits:
         """Read what this process may use now."""
@@ -371,6 +379,25 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
         cache=cache,
         grant=fitted.grant,
         box=sandbox,
+        terms=Terms(jobs=tools.bounds.max_jobs, memory_bytes=tools.bounds.memory),
+        means=Means(backend=cgroups.probe(), limits=tools.limits_reader()),
+        foresight=foresee(derivation, fitted, tools),
+    )
+
+
+def foresee(derivation: Derivation, fitted: Fitted, tools: Tools) -> Foresight:
+    """Gather what is known of the compiles: the table that the recipe ships, and what was learned here."""
+    variant = derivation.variant.name if derivation.variant else None
+    name = table_name(derivation.name, variant)
+    shipped = Path(derivation.recipe.file).parent / "peaks" / name
+    learned = tools.runtime.directories.peaks / name
+    host = f"g++ {fitted.host.version.split()[-1]}"
+    names = ("gcc", "g++", "cc", "c++", f"{fitted.host.triplet}-gcc", f"{fitted.host.triplet}-g++")
+    return Foresight(
+        peaks=Peaks((*read_peaks(shipped), *read_peaks(learned, learned=True))),
+        tools={"nvcc": f"nvcc {fitted.toolkit.nvcc_version}", **dict.fromkeys(names, host)},
+        fallback_bytes=(derivation.variant or derivation.release).resources.memory_per_compile,
+        learned=learned,
     )
 
 
@@ -640,7 +667,7 @@ def outcome_json(
         "compiles": compiles.compiles - compiles.links,
         "cache_hits": compiles.cache_hits,
         "retries": compiles.retries,
-        "oom_kills": 0,
+        "oom_kills": compiles.oom_kills,
         "error": None,
     }
     return {**fields, **more}

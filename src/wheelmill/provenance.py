@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .derivation import Derivation, canonical
-from .governor import CompileRecord, CompileSummary
+from .records import CompileRecord, CompileSummary
 from .resources import ideal
 from .shims import HostCompiler
 from .toolkit import Toolkit
@@ -134,4 +134,7 @@ def unit_json(unit: CompileRecord) -> dict[str, object]:
         "wall_s": round(unit.wall_s, 2),
         "cpu_s": round(unit.cpu_s, 2),
         "peak_rss_bytes": unit.peak_rss_bytes,
+        "peak_bytes": unit.peak_bytes,
+        "reserved_bytes": unit.reserved_bytes,
+        "attempt": unit.attempt,
     }

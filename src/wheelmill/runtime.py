@@ -35,6 +35,11 @@ class Directories:
         return self.cache / "objects"
 
     @property
+    def peaks(self) -> Path:
+        """What compiles took here: one table per package, appended to by every build."""
+        return self.cache / "peaks"
+
+    @property
     def builds(self) -> Path:
         """Work folders of builds, by derivation: source tree, log, records."""
         return self.cache / "builds"

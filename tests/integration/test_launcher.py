@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from wheelmill import cgroups
 from wheelmill._process import SystemRunner
 from wheelmill.build import PID_SOURCE
 from wheelmill.elf import read_elf
-from wheelmill.governor import CompileRecord, Governor, read_records
+from wheelmill.governor import Governor, Means, Terms
+from wheelmill.limits import read_limits
+from wheelmill.records import CompileRecord, read_records
 from wheelmill.shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, host_compilers, make_shims
 
 pytestmark = [
@@ -92,7 +95,8 @@ class Site:
         return subprocess.Popen(argv, env=self.env(shims), cwd=self.source)
 
     def governor(self, jobs: int = 2) -> Governor:
-        return Governor(self.socket, self.root / "compile.jsonl", jobs)
+        means = Means(backend=cgroups.probe(), limits=read_limits)
+        return Governor(self.socket, self.root / "compile.jsonl", Terms(jobs=jobs), means)
 
     def records(self) -> tuple[CompileRecord, ...]:
         return read_records(self.root / "compile.jsonl")
@@ -268,13 +272,13 @@ def test_a_killed_gate_frees_its_lease_with_its_compiler(site: Site) -> None:
     shims = site.shims(host=site.fake("held-g++", waits))
     with site.governor(jobs=1) as governor:
         first = site.start(shims, "g++", "-c", path.name, "-o", "first.o")
-        wait_for(lambda: governor.running == 1)
+        wait_for(lambda: governor.state().running == 1)
         wait_for(at_work.exists)  # its name alone stands in the command lines of launcher, ccache and gate, too
         second = site.start(shims, "g++", "-c", path.name, "-DSECOND", "-o", "second.o")
         [gate] = [pid for pid in alive("--gate") if "first.o" in Path(f"/proc/{pid}/cmdline").read_text()]
         os.kill(gate, signal.SIGKILL)
         assert first.wait(10) != 0
-        assert governor.running == 1
+        assert governor.state().running == 1
         go.touch()
         assert second.wait(30) == 0
 
@@ -293,7 +297,7 @@ def test_a_signal_to_the_launcher_ends_the_compiler(site: Site, number: signal.S
         wait_for(lambda: bool(alive("77.25")))
         build.send_signal(number)
         assert build.wait(10) == 128 + number
-        wait_for(lambda: governor.running == 0)
+        wait_for(lambda: governor.state().running == 0)
         assert alive("77.25") == []
 
 
@@ -546,7 +550,12 @@ def test_nvcc_takes_the_view_for_its_root(device: Site, view: Path) -> None:
 @pytest.mark.usefixtures("governed")
 def test_nvccs_own_gcc_calls_pass(device: Site) -> None:
     """With the only slot taken by nvcc, its inner gcc does not wait for it; one record is left."""
-    with Governor(device.root / "one", device.root / "one.jsonl", 1):
+    with Governor(
+        device.root / "one",
+        device.root / "one.jsonl",
+        Terms(jobs=1),
+        Means(backend=cgroups.probe(), limits=read_limits),
+    ):
         shims = device.shims(socket=device.root / "one", cache=None)
         inner = str(shims.bin / "g++")
         device.compile(shims, "nvcc", "-ccbin", inner, "-c", "t.cu", "-o", "t.o")

@@ -14,7 +14,7 @@ import pytest
 import uv
 
 from wheelmill._process import descendants
-from wheelmill.governor import read_records
+from wheelmill.records import read_records
 from wheelmill.inspection import inspect_wheel
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from typing import Any
 
 import build as pypa_build
 import pytest
+from machines import Computer
 from samples import write_catalog
 
 from wheelmill import build
@@ -23,7 +24,8 @@ from wheelmill.derivation import Derivation, Selection, instantiate
 from wheelmill.diagnosis import diagnose
 from wheelmill.environment import BuildEnvironment
 from wheelmill.errors import BuildFailedError, CommandFailedError, DiskFullError, EnvironmentUnfitError, WheelmillError
-from wheelmill.governor import CompileRecord, Event
+from wheelmill.governor import Foresight, State, Terms
+from wheelmill.records import CompileRecord, Event
 from wheelmill.resources import GIB, Grant
 from wheelmill.runtime import Directories
 from wheelmill.sandbox import Attempt, Rung, Sandbox, Share
@@ -327,7 +329,18 @@ def equipment(tmp_path: Path) -> Equipment:
     environment = BuildEnvironment.at(tmp_path / "environment", "3.12")
     view = ToolkitView(root=tmp_path / "view")
     box = Sandbox(rung=Rung(name="none"), python=Path("/usr/bin/python3"), folder=tmp_path)
-    return Equipment(environment=environment, toolkit=toolkit, view=view, host=host, cache=None, grant=GRANT, box=box)
+    return Equipment(
+        environment=environment,
+        toolkit=toolkit,
+        view=view,
+        host=host,
+        cache=None,
+        grant=GRANT,
+        box=box,
+        terms=Terms(),
+        means=Computer().means(),
+        foresight=Foresight(),
+    )
 
 
 def tree(place: Workplace) -> SourceTree:
@@ -379,7 +392,7 @@ def test_the_build_sees_jobs_and_its_own_folders(derivation: Derivation, place: 
     """What the recipe sets, jobs as granted, and HOME, TMPDIR and CUDA_HOME inside the build."""
     tools = equipment(tmp_path)
     variables = build.variables_of(place, tools, derivation)
-    assert variables["MAX_JOBS"] == "2"
+    assert variables["MAX_JOBS"] == "7"  # two run, five may wait
     assert variables["HOME"] == str(place.home)
     assert variables["TMPDIR"] == str(place.tmp)
     assert variables["CUDA_HOME"] == str(tools.view.root)
@@ -501,7 +514,7 @@ def test_records_of_this_start_only(
     assert [record.source for record in built.records] == ["csrc/a.cu"]
     assert (built.compiles.compiles, built.path) == (1, place.built / "x.whl")
     assert len(place.records.read_text().splitlines()) == 2
-    assert report.lines == ["[1] nvcc csrc/a.cu: 0 s, 0.0 GiB"] * 2
+    assert report.lines == ["[1/5] nvcc csrc/a.cu: 0 s, 0.0 GiB"] * 2
 
 
 def test_a_failed_build_names_its_compile(
@@ -645,22 +658,22 @@ def event(record: CompileRecord | None, *, running: int = 1) -> Event:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (compile_record(), "[1] nvcc csrc/a.cu: 1 min 5 s, 3.0 GiB"),
-        (compile_record(cache="hit"), "[1] nvcc csrc/a.cu: from the object cache"),
-        (compile_record("", cache="link", tool="g++"), "[1] g++ build/a.o: linked, 1 min 5 s, 3.0 GiB"),
-        (compile_record(exit=1), "[1] nvcc csrc/a.cu: FAILED with status 1, 1 min 5 s, 3.0 GiB"),
-        (compile_record(exit=-1), "[1] nvcc csrc/a.cu: stopped"),
+        (compile_record(), "[1/3] nvcc csrc/a.cu: 1 min 5 s, 3.0 GiB"),
+        (compile_record(cache="hit"), "[1/3] nvcc csrc/a.cu: from the object cache"),
+        (compile_record("", cache="link", tool="g++"), "[1/3] g++ build/a.o: linked, 1 min 5 s, 3.0 GiB"),
+        (compile_record(exit=1), "[1/3] nvcc csrc/a.cu: FAILED with status 1, 1 min 5 s, 3.0 GiB"),
+        (compile_record(exit=-1), "[1/3] nvcc csrc/a.cu: stopped"),
     ],
     ids=["compiled", "hit", "linked", "failed", "stopped"],
 )
 def test_every_compile_that_ends_is_told(record: CompileRecord, said: str) -> None:
     """Its number, tool, source, time and peak."""
     report = Heard()
-    progress = Progress(report, GRANT)
+    progress = Progress(report, units=3)
     progress.saw(event(None, running=2))
     progress.saw(event(record))
     assert report.lines == [said]
-    assert (progress.done, progress.running) == (1, 1)
+    assert progress.done == 1
 
 
 def test_silence_is_broken_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,7 +681,7 @@ def test_silence_is_broken_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> Non
     now = [0.0]
     monkeypatch.setattr("wheelmill.build.time.monotonic", lambda: now[0])
     talk = io.StringIO()
-    progress = Progress(Console(talk=talk, colour=False, quiet=False), GRANT)
+    progress = Progress(Console(talk=talk, colour=False, quiet=False), units=3)
 
     class Clock:
         """An event that waits five seconds of ours."""
@@ -678,9 +691,17 @@ def test_silence_is_broken_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> Non
             return now[0] > 125
 
     progress.stop = Clock()
-    progress.running = 2
-    progress.beat()
-    assert talk.getvalue() == "    … 2 running, 0 done, 1 min 0 s so far\n    … 2 running, 0 done, 2 min 0 s so far\n"
+    states = iter(
+        [
+            State(running=2, waiting=0, reserved=6 * GIB, used=4 * GIB, reason=""),
+            State(running=0, waiting=1, reserved=0, used=0, reason="needs 7.0 GiB, 3.1 GiB are free"),
+        ]
+    )
+    progress.beat(lambda: next(states))
+    assert talk.getvalue().splitlines() == [
+        "    … 2 running with 4.0 GiB of the 6.0 GiB reserved for them, 0 done, 1 min 0 s so far",
+        "    … 0 running, 1 waiting (needs 7.0 GiB, 3.1 GiB are free), 0 done, 2 min 0 s so far",
+    ]
 
 
 def test_the_heart_stops_with_the_build() -> None:
@@ -688,9 +709,9 @@ def test_the_heart_stops_with_the_build() -> None:
     import threading
 
     before = threading.active_count()
-    progress = Progress(Heard(), GRANT)
-    with progress.beating():
+    progress = Progress(Heard(), units=3)
+    with progress.beating(Computer.idle):
         assert threading.active_count() == before + 1
-    with pytest.raises(IndexError), Progress(Heard(), GRANT).beating():
+    with pytest.raises(IndexError), Progress(Heard(), units=3).beating(Computer.idle):
         [].pop()
     assert threading.active_count() == before

@@ -23,7 +23,7 @@ from wheelmill.errors import (
     VerifyError,
 )
 from wheelmill.fetch import FetchedTree, tree_digest
-from wheelmill.governor import CompileSummary
+from wheelmill.records import CompileSummary
 from wheelmill.limits import Limits
 from wheelmill.pipeline import (
     Bounds,

@@ -12,8 +12,8 @@ from samples import write_catalog
 from wheelmill.arch import Arch
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, instantiate
-from wheelmill.governor import CompileRecord, CompileSummary
 from wheelmill.provenance import BuildRecord, Found, embedded, gather, realisation, unit_json
+from wheelmill.records import CompileRecord, CompileSummary
 from wheelmill.shims import HostCompiler
 from wheelmill.toolkit import Toolkit
 
@@ -85,8 +85,7 @@ def test_what_was_found(derivation: Derivation) -> None:
     }
     assert set(FOUND.to_json()) == {field.name for field in fields(Found)}
     assert (
-        gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=False, sandbox="none").compile_backend
-        == "direct"
+        gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=False, sandbox="none").compile_backend == "direct"
     )
     assert len(realisation(derivation, FOUND)) == 64
 
@@ -185,6 +184,9 @@ def test_one_compile_in_the_record() -> None:
         "wall_s": 65.43,
         "cpu_s": 60.02,
         "peak_rss_bytes": 3 * GIB,
+        "peak_bytes": 0,
+        "reserved_bytes": 0,
+        "attempt": 2,
     }
     assert unit_json(replace(UNIT, source=""))["source"] == "/home/me/build/a.o"
 
