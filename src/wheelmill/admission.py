@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .peaks import Prediction
 from .resources import gib
 
-PATIENCE = 24
+PATIENCE = 48
 """How many shorter compiles may go before one that does not fit yet; then room is kept free for it."""
 
 GROWTH = 1.3
@@ -161,6 +161,7 @@ class Admission:
         self._waiting: dict[int, _Entry] = {}
         self._running: dict[int, _Entry] = {}
         self._order: list[int] | None = []
+        self._spare = 0
 
     @property
     def running(self) -> tuple[Running, ...]:
@@ -259,7 +260,8 @@ class Admission:
             spare -= reserved
             for other in passed:
                 other.passed += 1
-        if len(verdicts) > 0:
+        self._spare = spare
+        if verdicts:
             self._order = None
         return verdicts
 
@@ -269,10 +271,11 @@ class Admission:
         if self._waiting.pop(lease, None) is not None:
             self._order = None
 
-    def again(self, lease: int, observed_bytes: int, now: float) -> None:
+    def again(self, lease: int, observed_bytes: int, now: float, *, by_kernel: bool = True) -> None:
         """Let a lease that was killed for memory wait again with max(observed, reserved) x 1.3; a third run is alone.
 
-        One that was killed when alone is refused by the next admit.
+        One that the kernel killed when alone is refused by the next admit; one that we ended, for another build's
+        sake, waits.
         """
         entry = self._running.pop(lease, None)
         if entry is None:
@@ -280,7 +283,7 @@ class Admission:
         used = max(observed_bytes, entry.peak)
         entry.need = int(max(used, entry.reserved) * GROWTH)
         entry.certain = max(entry.certain, used)
-        entry.spent = entry.alone
+        entry.spent = entry.alone and by_kernel
         entry.attempt += 1
         entry.alone = entry.attempt >= ALONE_FROM
         entry.since, entry.passed, entry.peak = now, 0, used
@@ -338,7 +341,7 @@ class Admission:
             return None
         if need <= spare:
             return need
-        entry.why = lambda: _short(need, spare, room, running=bool(running))
+        entry.why = lambda: _short(need, self._spare, room, running=bool(running))
         return None
 
 

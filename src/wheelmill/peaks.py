@@ -21,6 +21,7 @@ Basis = Literal["measured", "nearby", "class", "recipe", "default"]
 
 FORMAT = 1
 GIB = 2**30
+LINK = "link"
 LAST = 3
 """So many runs count: what a compiler took long ago is of another time."""
 MARGIN = 1.05
@@ -30,8 +31,10 @@ CLASS_MARGIN = 1.1
 AFTER_KILL = 1.3
 PER_STREAM = 5_000_000_000
 """Per architecture compiled at once where nothing is known: kernels made of CUTLASS took 3.8 to 7 GB."""
-HOST_BYTES, HOST_SECONDS = 2 * GIB, 10.0
-"""Host code where nothing is known: a unit with all of torch's headers took 1.6 GiB (g++ 12, -O3)."""
+HOST_BYTES, HOST_SECONDS = int(2.5 * GIB), 10.0
+"""Host code where nothing is known: units with all of torch's headers took 1.6 to 2.3 GiB (g++ 12, -O3)."""
+LINK_BYTES, LINK_SECONDS = int(1.5 * GIB), 1.0
+"""A link holds what it reads and writes: extensions up to the wheels' 1 GB."""
 DEVICE_SECONDS = 60.0
 SINGLE_SETTLED, SINGLE_TAIL = 0.30, 0.41
 """The shape of every single-architecture unit measured: the peak within 28 % of the time, then at most 41 % of it."""
@@ -42,7 +45,7 @@ class Unit:
     """What a compile's cost depends on.
 
     `unit`: the source, relative to the source tree (a link: its output); `archs`: codes like `sm_100`, sorted,
-    () for host code; `tool`: `nvcc 13.0.88`, `g++ 12.2.0`; `flags`: see flags_digest.
+    () for host code; `tool`: `nvcc 13.0.88`, `g++ 12.2.0`, `link`; `flags`: see flags_digest.
     """
 
     unit: str
@@ -229,6 +232,8 @@ def merged(found: Sequence[Prediction], unit: Unit, *, basis: Basis) -> Predicti
 
 def guess(unit: Unit, fallback_bytes: int | None) -> Prediction:
     """Go by the recipe, else by what compilers of this kind usually take."""
+    if unit.tool == LINK:
+        return Prediction(peak_bytes=LINK_BYTES, cpu_seconds=LINK_SECONDS, basis="default")
     if not unit.archs:
         return Prediction(peak_bytes=HOST_BYTES, cpu_seconds=HOST_SECONDS, basis="default")
     return Prediction(
@@ -236,6 +241,7 @@ def guess(unit: Unit, fallback_bytes: int | None) -> Prediction:
         cpu_seconds=DEVICE_SECONDS * len(unit.archs),
         basis="default" if fallback_bytes is None else "recipe",
         single=len(unit.archs) == 1 and unit.threads == 1,
+        certain_bytes=fallback_bytes or 0,
     )
 
 
@@ -448,33 +454,36 @@ def _choice(raw: Mapping[str, object], key: str, choices: Sequence[str]) -> str:
 def from_record(record: Mapping[str, object], tools: Mapping[str, str]) -> Sample | None:
     """Make a sample of one line of compile.jsonl; None for hits, links and failures.
 
-    `tools` names what stands behind a record's tool: {"nvcc": "nvcc 13.0.88", "c++": "g++ 12.2.0"}. A record knows the
-    largest process only (wait4), which is right for one architecture; when the peak passed is taken from the shape that
-    every such unit measured had. Raises ValueError and KeyError for a line that is no record.
+    `tools` names what stands behind a record's tool: {"nvcc": "nvcc 13.0.88", "c++": "g++ 12.2.0"}. A record of wait4
+    knows the largest process only, which is right for one architecture; when its peak passed is taken from the shape
+    that every such unit measured had. Raises ValueError and KeyError for a line that is no record.
     """
     if record["cache"] not in {"miss", "off"} or record["exit"] != 0:
         return None
-    archs, argv = record["archs_used"], record["argv"]
+    archs, argv = record["archs_used"], record.get("argv", [])
     if not isinstance(archs, list) or not isinstance(argv, list):
         raise ValueError("archs_used or argv is not a list")  # noqa: TRY004 - as above
     words = [str(word) for word in argv]
-    peak, tool = int(_number(record, "peak_rss_bytes")), _text(record, "tool")
+    tool, tree = _text(record, "tool"), int(_number(record, "peak_bytes", 0))
     unit = Unit(
         unit=_text(record, "source"),
         archs=tuple(sorted(str(arch) for arch in archs)),
         threads=threads_of(words),
         tool=tools.get(tool, tool),
-        flags=flags_digest(words),
+        flags=flags_digest(words) if words else "",
     )
-    single = len(unit.archs) == 1 and unit.threads == 1
+    peak = max(tree, int(_number(record, "peak_rss_bytes")))
+    settled, tail = _number(record, "settled_at", 1.0), int(_number(record, "tail_bytes", 0))
+    if not tree and len(unit.archs) == unit.threads == 1:
+        settled, tail = SINGLE_SETTLED, int(peak * SINGLE_TAIL)
     return Sample(
         of=unit,
         wall_s=round(_number(record, "wall_s"), 1),
         cpu_s=round(_number(record, "cpu_s"), 1),
         peak_bytes=peak,
-        settled_at=SINGLE_SETTLED if single else 1.0,
-        tail_bytes=int(peak * SINGLE_TAIL) if single else peak,
-        how="wait4",
+        settled_at=settled,
+        tail_bytes=tail or peak,
+        how=cast("How", _choice(record, "how", get_args(How))) if tree else "wait4",
         outcome="ok",
     )
 

@@ -97,9 +97,10 @@ class _Run:
             self.highest = max(self.highest, self.used())
             while self.events and self.events[0][0] <= self.now:
                 _, number, kind = heapq.heappop(self.events)
+                if number in self.started:
+                    self.happened(number, kind)
                 if kind == "end":
                     del self.started[number]
-                self.happened(number, kind)
             self.admit()
 
     def used(self) -> float:
