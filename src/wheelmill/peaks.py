@@ -37,7 +37,7 @@ LINK_BYTES, LINK_SECONDS = int(1.5 * GIB), 1.0
 """A link holds what it reads and writes: extensions up to the wheels' 1 GB."""
 DEVICE_SECONDS = 60.0
 SINGLE_SETTLED, SINGLE_TAIL = 0.30, 0.41
-"""The shape of every single-architecture unit measured: the peak within 28 % of the time, then at most 41 % of it."""
+"""The shape of flash-attn's units, one architecture each: the peak within 28 % of the time, then at most 41 % of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -451,12 +451,13 @@ def _choice(raw: Mapping[str, object], key: str, choices: Sequence[str]) -> str:
 # from the records of a build -------------------------------------------------------------------------------
 
 
-def from_record(record: Mapping[str, object], tools: Mapping[str, str]) -> Sample | None:
+def from_record(record: Mapping[str, object], tools: Mapping[str, str], *, assume_shape: bool = False) -> Sample | None:
     """Make a sample of one line of compile.jsonl; None for hits, links and failures.
 
     `tools` names what stands behind a record's tool: {"nvcc": "nvcc 13.0.88", "c++": "g++ 12.2.0"}. A record of wait4
-    knows the largest process only, which is right for one architecture; when its peak passed is taken from the shape
-    that every such unit measured had. Raises ValueError and KeyError for a line that is no record.
+    knows the largest process only, which is right for one architecture, and not when its peak passed: `assume_shape`
+    takes that of flash-attn's units, where cicc holds nearly all (not for units with torch's headers, whose g++ at the
+    end takes as much). Raises ValueError and KeyError for a line that is no record.
     """
     if record["cache"] not in {"miss", "off"} or record["exit"] != 0:
         return None
@@ -474,7 +475,7 @@ def from_record(record: Mapping[str, object], tools: Mapping[str, str]) -> Sampl
     )
     peak = max(tree, int(_number(record, "peak_rss_bytes")))
     settled, tail = _number(record, "settled_at", 1.0), int(_number(record, "tail_bytes", 0))
-    if not tree and len(unit.archs) == unit.threads == 1:
+    if assume_shape and not tree and len(unit.archs) == unit.threads == 1:
         settled, tail = SINGLE_SETTLED, int(peak * SINGLE_TAIL)
     return Sample(
         of=unit,
@@ -490,7 +491,7 @@ def from_record(record: Mapping[str, object], tools: Mapping[str, str]) -> Sampl
 
 def threads_of(argv: Sequence[str]) -> int:
     """Read nvcc's --threads; 1 without it, and for 0 (one per core), which no build of ours asks for."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name in {"-t", "--threads"}:
             text = value if equals else following

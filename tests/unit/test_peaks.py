@@ -340,8 +340,8 @@ RECORD: dict[str, object] = {
 
 
 def test_a_record_becomes_a_sample() -> None:
-    """Of the largest process only, and with the shape that all single-architecture units have."""
-    assert from_record(RECORD, {"nvcc": "nvcc 13.0.88"}) == Sample(
+    """Of the largest process only; its shape may be taken from units like it."""
+    known = Sample(
         of=Unit(unit="csrc/a.cu", archs=("sm_100",), tool="nvcc 13.0.88", flags=digest("-O3")),
         wall_s=12.3,
         cpu_s=10.1,
@@ -351,6 +351,12 @@ def test_a_record_becomes_a_sample() -> None:
         how="wait4",
         outcome="ok",
     )
+    assert from_record(RECORD, {"nvcc": "nvcc 13.0.88"}, assume_shape=True) == known
+    plain = replace(known, settled_at=1.0, tail_bytes=1000)
+    assert from_record(RECORD, {"nvcc": "nvcc 13.0.88"}) == plain
+    two = from_record({**RECORD, "archs_used": ["sm_90", "sm_100"]}, {}, assume_shape=True)
+    assert two is not None
+    assert (two.of.archs, two.settled_at) == (("sm_100", "sm_90"), 1.0)
 
 
 def test_a_measured_record_keeps_its_measure() -> None:
