@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from .limits import Hierarchy, find_hierarchies, number, read, read_table
+from .limits import Hierarchy, droppable, find_hierarchies, number, read, read_table
 
 Name = Literal["cgroup2", "cgroup1", "poll"]
 
@@ -365,7 +365,7 @@ class ControlGroups2(ControlGroups):
     def memory(self, directory: Path) -> Memory:
         """See ControlGroups.memory. The local events: the parent's limit kills here, and is counted here."""
         usage = whole(directory / "memory.current")
-        cache = int(read_table(directory / "memory.stat").get("inactive_file", 0))
+        cache = int(droppable(read_table(directory / "memory.stat"), unified=True))
         peak = number(read(directory / "memory.peak"))
         local = directory / "memory.events.local"
         events = read_table(local if local.exists() else directory / "memory.events")
@@ -390,7 +390,7 @@ class ControlGroups1(ControlGroups):
     def memory(self, directory: Path) -> Memory:
         """See ControlGroups.memory."""
         usage = whole(directory / "memory.usage_in_bytes")
-        cache = int(read_table(directory / "memory.stat").get("total_inactive_file", 0))
+        cache = int(droppable(read_table(directory / "memory.stat"), unified=False))
         return Memory(
             current=max(0, usage - cache),
             cache=cache,
@@ -505,11 +505,10 @@ class Polling:
 
         On a machine of thousands of processes a look is dear: it takes a twentieth of our time at most.
         """
-        now = self._clock()
-        if now > self._fresh_until:
+        if self._clock() > self._fresh_until:
+            before = time.thread_time()
             self._table = scan(self.proc)
-            done = self._clock()
-            self._fresh_until = done + max(SCAN_SECONDS, 20 * (done - now))
+            self._fresh_until = self._clock() + max(SCAN_SECONDS, 20 * (time.thread_time() - before))
         return self._table
 
     def forget(self) -> None:
