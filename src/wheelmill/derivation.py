@@ -10,12 +10,12 @@ from .arch import Arch, Gpu, code_runs_on, why_not
 from .catalog import Catalog, Patch
 from .errors import RecipeError, UsageError
 from .lock import Lock
-from .recipe import IndexSource, Recipe, Release, Variant
+from .recipe import IndexSource, Recipe, Release, Source, Variant
 from .stack import Stack
 from .toolkit_recipe import ToolkitRecipe
 
-SCHEMA = 1
-FORMATS = {"launcher": 2, "sandbox": 1, "stamp": 1, "writer": 1}
+SCHEMA = 2
+FORMATS = {"launcher": 2, "sandbox": 1, "stamp": 2, "writer": 2}
 """Raised whenever launcher, sandbox (the paths that a build sees), stamp or zip writer can change bytes; held by
 golden tests."""
 EPOCH_1980 = 315532800
@@ -104,19 +104,19 @@ class Derivation:
 
     @property
     def inputs(self) -> Mapping[str, object]:
-        """All that can change bytes, and nothing else: no jobs, memory, checks, paths, user or time."""
-        source = self.release.source
+        """All that can change bytes, and nothing else: no jobs, memory, checks, paths, user or time.
+
+        It is also all that `carry` needs beside the texts whose digests stand here: what travels in the wheel for
+        `rebuild` is part of its bytes.
+        """
         return {
             "schema": SCHEMA,
             "formats": FORMATS,
             "name": self.name,
             "version": self.version,
             "revision": self.release.revision,
-            "source": {
-                "kind": "index" if isinstance(source, IndexSource) else "tree",
-                "sha256": source.sha256,
-            },
-            "patches": [patch.sha256 for patch in self.patches],
+            "source": source_inputs(self.release.source),
+            "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in self.patches],
             "build_lock": self.build_lock.digest,
             "python": {
                 "implementation": "cpython",
@@ -124,32 +124,61 @@ class Derivation:
                 "abi": self.abi,
                 "machine": "x86_64",
             },
-            "torch": {"version": self.stack.torch.version, "sha256": self.stack.torch.sha256},
+            "stack": {"name": self.stack.name, "cuda": self.stack.cuda},
+            "torch": {
+                "version": self.stack.torch.version,
+                "file": self.stack.torch.file,
+                "sha256": self.stack.torch.sha256,
+            },
             "toolkit": self.toolkit_inputs,
             "host_compiler": {"gcc_below": self.toolkit.gcc_below},
             "archs": [str(arch) for arch in self.archs],
+            "arch_control": self.arch_inputs,
             "variant": self.variant.name if self.variant else None,
             "environment": self.environment,
+            "local_version_variable": self.release.local_version_variable,
             "nvcc_threads": self.release.nvcc_threads,
             "source_date_epoch": self.source_date_epoch,
             "licenses": {entry.path: entry.spdx for entry in self.release.licenses},
+            "vendored": {entry.path: entry.inputs for entry in self.release.vendored},
             "local_version": self.local_version,
             "repair": {"platform": self.stack.platform},
         }
 
     @property
+    def arch_inputs(self) -> dict[str, str]:
+        """How the package is told its architectures."""
+        arch = self.release.arch
+        return {"via": arch.via, "variable": arch.variable, "spelling": arch.spelling, "separator": arch.separator}
+
+    @property
     def toolkit_inputs(self) -> dict[str, object]:
-        """What pins the toolkit; which one is used where none is pinned is part of the realisation."""
+        """What pins the toolkit, or decides which one of a machine's is taken where none is pinned."""
         toolkit = self.toolkit
-        lock = self.toolkit_lock.digest if self.toolkit_lock else None
-        inputs: dict[str, object] = {"name": toolkit.name, "accepts": list(toolkit.accepts), "lock": lock}
-        # The key is there only where there is something to say: stacks whose toolkit comes from wheels keep their hash.
-        return inputs | ({"redistributable": toolkit.redistributable.digest} if toolkit.redistributable else {})
+        pinned = toolkit.redistributable
+        return {
+            "name": toolkit.name,
+            "cuda": toolkit.cuda,
+            "accepts": list(toolkit.accepts),
+            "headers": list(toolkit.headers),
+            "libraries": list(toolkit.libraries),
+            "needs_license": toolkit.needs_license,
+            "lock": self.toolkit_lock.digest if self.toolkit_lock else None,
+            "wheels_root": toolkit.wheels.root if toolkit.wheels else None,
+            "redistributable": pinned.inputs if pinned else None,
+        }
 
     @property
     def drv(self) -> str:
         """The sha256 of the canonical form of the inputs: the cache key."""
         return hashlib.sha256(canonical(self.inputs)).hexdigest()
+
+
+def source_inputs(source: Source) -> dict[str, object]:
+    """Give what pins a source; where a tree lies is no part of it."""
+    if isinstance(source, IndexSource):
+        return {"kind": "index", "project": source.project, "file": source.file, "sha256": source.sha256}
+    return {"kind": "tree", "sha256": source.sha256}
 
 
 def canonical(value: object) -> bytes:

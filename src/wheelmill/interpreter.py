@@ -11,9 +11,13 @@ from ._process import Completed, Runner
 from .errors import EnvironmentUnfitError
 
 PROBE = """\
-import json, os, platform, sys, sysconfig
+import hashlib, json, os, platform, sys, sysconfig
 include = sysconfig.get_path("include")
 flags = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+names = ("CC", "CXX", "CFLAGS", "OPT", "CCSHARED", "LDSHARED", "LDCXXSHARED", "LDFLAGS", "SOABI", "EXT_SUFFIX")
+said = json.dumps([[name, sysconfig.get_config_var(name)] for name in names])
+for folder, word in ((sysconfig.get_config_var("prefix"), "{prefix}"), (os.path.expanduser("~"), "{home}")):
+    said = said.replace(str(folder) + "/", word + "/") if len(str(folder)) > 1 else said
 print(json.dumps({
     "path": os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable),
     "version": platform.python_version(),
@@ -23,6 +27,7 @@ print(json.dumps({
     "platform": sysconfig.get_platform(),
     "include_dir": include,
     "has_headers": os.path.isfile(os.path.join(include, "Python.h")),
+    "flags": hashlib.sha256(said.encode()).hexdigest(),
 }))
 """
 """Runs on any Python 3, so that a wrong one can say what it is. `_base_executable` leads out of a venv."""
@@ -39,6 +44,8 @@ class Interpreter:
     platform: str
     include_dir: Path
     has_headers: bool
+    flags: str = ""
+    """Digest of the compiler flags that it gives to every extension, wherever it lies."""
 
     @property
     def release(self) -> str:
@@ -165,6 +172,7 @@ def ask(path: Path, *, env: Mapping[str, str], runner: Runner) -> Interpreter | 
             platform=said["platform"],
             include_dir=Path(said["include_dir"]),
             has_headers=said["has_headers"],
+            flags=said["flags"],
         )
     except (ValueError, KeyError, TypeError):
         return Looked(path=path, found="is no Python interpreter")

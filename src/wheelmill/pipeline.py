@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import cgroups
+from . import cgroups, sbom
 from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
 from .arch import Arch
 from .build import BuiltWheel, Equipment, Walls, Workplace, build_wheel, occupied, recorded, retire, shut_in
+from .carry import carried
 from .catalog import Catalog
 from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
@@ -51,6 +52,7 @@ from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_po
 from .resources import Grant, grant
 from .runtime import Runtime
 from .sandbox import CUDA, Rung, probe
+from .sbom import Linked
 from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
 from .stack import Stack
@@ -206,12 +208,12 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         found = gather(
             fitted.host,
             fitted.toolkit,
-            python=fitted.interpreter.version,
+            fitted.interpreter,
             libc=" ".join(platform.libc_ver()),
             ccache=equipment.cache is not None,
             sandbox=fitted.rung.name,
         )
-        stamped = repaired(built, tree, place, equipment, derivation, found, tools)
+        stamped = repaired(built, fetched, tree, place, equipment, derivation, found, tools)
         verified = verify(stamped, place, fitted, derivation, tools)
         verified = replace(verified, findings=(*proof, *verified.findings))
         record = make_record(
@@ -438,6 +440,7 @@ def effect(derivation: Derivation, place: Workplace, tools: Tools) -> tuple[Find
 
 def repaired(
     built: BuiltWheel,
+    fetched: FetchedSource | FetchedTree,
     tree: SourceTree,
     place: Workplace,
     equipment: Equipment,
@@ -451,6 +454,8 @@ def repaired(
     env = {"PATH": f"{tool_bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(place.home), "TMPDIR": str(place.tmp)}
     policy = repair_policy(equipment.environment.site_packages)
     audited = with_floor(audit(built.path, policy=policy, runner=tools.runner, env=env), derivation.stack)
+    linked = Linked(external=audited.external, static_runtime=audited.static_runtime)
+    files = {FACTS: embedded(derivation, found), sbom.FILE: sbom.bill(derivation, found, linked)}
     final = place.out / "stamped"
     final.mkdir()
     stamped = stamp(
@@ -460,7 +465,7 @@ def repaired(
             build_tag=str(derivation.release.revision),
             epoch=derivation.source_date_epoch,
             requires={"torch": f"=={derivation.stack.torch.version}"},
-            files={FACTS: embedded(derivation, found)},
+            files={**files, **carried(derivation, fetched)},
             licenses=missing_licenses(built, tree, derivation),
         ),
         destination=final,

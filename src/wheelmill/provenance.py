@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .derivation import Derivation, canonical
+from .interpreter import Interpreter
+from .packing import CHUNK, LEVEL, zlib_found
 from .records import CompileRecord, CompileSummary
 from .resources import ideal
 from .shims import HostCompiler
@@ -24,6 +25,8 @@ class Found:
     toolkit_digest: str
     toolkit_pinned: bool
     python: str
+    python_flags: str
+    """Digest of the compiler flags that this interpreter gives to every extension."""
     zlib: str
     compile_backend: str
     sandbox: str
@@ -34,7 +37,9 @@ class Found:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccache: bool, sandbox: str) -> Found:
+def gather(
+    host: HostCompiler, toolkit: Toolkit, interpreter: Interpreter, *, libc: str, ccache: bool, sandbox: str
+) -> Found:
     """Collect what was found on this machine."""
     return Found(
         host_compiler=host.identity,
@@ -43,8 +48,9 @@ def gather(host: HostCompiler, toolkit: Toolkit, *, python: str, libc: str, ccac
         toolkit_provider=toolkit.provider,
         toolkit_digest=toolkit.digest,
         toolkit_pinned=toolkit.pinned,
-        python=python,
-        zlib=zlib.ZLIB_RUNTIME_VERSION,
+        python=interpreter.version,
+        python_flags=interpreter.flags,
+        zlib=zlib_found(),
         compile_backend="ccache" if ccache else "direct",
         sandbox=sandbox,
     )
@@ -65,6 +71,7 @@ def embedded(derivation: Derivation, found: Found) -> bytes:
         "index": derivation.index_label,
         "inputs": derivation.inputs,
         "found": found.to_json(),
+        "writer": {"chunk_bytes": CHUNK, "level": LEVEL},
     }
     return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
 

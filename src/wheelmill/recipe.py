@@ -55,6 +55,22 @@ class LicenseFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Vendored:
+    """Somebody else's code inside the source tree, from which compiled code is made: named in the wheel's SBOM."""
+
+    path: str
+    name: str
+    version: str
+    spdx: str
+    home: str
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What is said of it."""
+        return {"name": self.name, "version": self.version, "spdx": self.spdx, "home": self.home}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ArchControl:
     """How the package is told which GPU architectures to build.
 
@@ -154,6 +170,7 @@ class Release:
     advisories: tuple[str, ...]
     variants: Mapping[str, Variant] = field(default_factory=dict)
     expects: Expects = Expects()
+    vendored: tuple[Vendored, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,6 +230,7 @@ def parse_release(version: str, table: Table) -> Release:
                 for name, entry in table.subtables("variant").items()
             },
             expects=expects,
+            vendored=tuple(parse_vendored(entry, path) for path, entry in table.subtables("vendored").items()),
         )
 
 
@@ -269,6 +287,18 @@ def parse_license(table: Table, path: str) -> LicenseFile:
     """Read one licence text that must travel in the wheel."""
     with table:
         return LicenseFile(path=path, spdx=table.required("spdx", string))
+
+
+def parse_vendored(table: Table, path: str) -> Vendored:
+    """Read whose code lies in a folder of the source tree."""
+    with table:
+        return Vendored(
+            path=path,
+            name=table.required("name", string),
+            version=table.required("version", string),
+            spdx=table.required("spdx", string),
+            home=table.required("home", string),
+        )
 
 
 def parse_expects(table: Table, *, defaults: Expects) -> Expects:

@@ -78,7 +78,7 @@ class AuditedWheel:
     """A built wheel that can be put right, and how: nothing is written yet.
 
     `external`: every library that it leaves to others, with the owner. `needed`: every NEEDED in it.
-    `compiled`: RECORD's digest of every ELF file in it.
+    `compiled`: RECORD's digest of every ELF file in it. `static_runtime`: files with the CUDA runtime linked in.
     """
 
     wheel: WheelFile
@@ -86,6 +86,7 @@ class AuditedWheel:
     external: Mapping[str, str]
     needed: tuple[str, ...]
     compiled: Mapping[str, str]
+    static_runtime: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +171,7 @@ def audit(built: Path, *, policy: RepairPolicy, runner: Runner, env: Mapping[str
         external={soname: policy.owner(soname) for soname in needed if soname in owned},
         needed=tuple(needed),
         compiled={file.path: wheel.record[file.path].digest for file in elf},
+        static_runtime=tuple(sorted(file.path for file in elf if has_static_runtime(file))),
     )
 
 
@@ -262,6 +264,11 @@ def refusal(wheel: WheelFile, problems: Sequence[Problem]) -> RepairError:
     lines = [f"{wheel.path.name} cannot be put right:", *(f"  {problem.text}" for problem in problems)]
     advice = " ".join(dict.fromkeys(problem.advice for problem in problems))
     return problems[0].error("\n".join(lines), advice=advice)
+
+
+def has_static_runtime(file: ElfFacts) -> bool:
+    """Say whether kernels are launched by a CUDA runtime that is inside: nvcc links one, unless told otherwise."""
+    return bool(file.device_code.archs) and not any(name.startswith("libcudart.so") for name in file.needed)
 
 
 # problems ---------------------------------------------------------------------------------------------

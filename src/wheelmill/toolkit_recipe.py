@@ -69,6 +69,21 @@ class Redistributable:
         text = "".join([f"{MERGED}\n", *lines, *(f"{name}\n" for name in sorted(self.from_build_lock))])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def inputs(self) -> dict[str, object]:
+        """All of it, as a derivation lists it."""
+        return {
+            "merged": MERGED,
+            "base_url": self.base_url,
+            "release": self.release,
+            "license_url": self.license_url,
+            "from_build_lock": sorted(self.from_build_lock),
+            "components": {
+                part.name: {"version": part.version, "path": part.path, "sha256": part.sha256, "size": part.size}
+                for part in self.components
+            },
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolkitRecipe:

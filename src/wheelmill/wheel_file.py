@@ -27,9 +27,10 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from .errors import MalformedWheelError, RepairError, UsageError
+from .packing import Archive, zlib_found, zlib_problem
 
 CHUNK = 1 << 20
-"""Always the same, for what deflate gives may depend on how its input is cut."""
+"""How much is read at a time."""
 
 EPOCHS = range(315_532_800, 4_354_819_200)
 """What a zip archive can date: 1980 to 2107."""
@@ -527,8 +528,8 @@ def one_tag(text: str) -> Tag:
 def write_wheel(members: Iterable[Member], destination: Path, *, epoch: int) -> WrittenWheel:
     """Write a wheel whose bytes depend on contents, names, executable bits and `epoch` alone (and on zlib).
 
-    Names sorted, dist-info last, RECORD made anew and last, one date, modes 0644 and 0755, deflate level 6, no
-    directory entries; no member is ever whole in memory. A file of this name is replaced, at once or not at all.
+    Names sorted, dist-info last, RECORD made anew and last, one date, modes 0644 and 0755, no directory entries;
+    deflated by `packing`. A file of this name is replaced, at once or not at all.
     UsageError where a zip archive cannot hold the date, MalformedWheelError where the names do not make a wheel.
     """
     if epoch not in EPOCHS:
@@ -539,10 +540,10 @@ def write_wheel(members: Iterable[Member], destination: Path, *, epoch: int) -> 
     ordered, dist_info = in_order(members, destination)
     with replacing(destination) as sink:
         date = time.gmtime(epoch)[:6]
-        with zipfile.ZipFile(sink, "w", allowZip64=True) as archive:
-            record = [put(archive, member, date) for member in ordered]
+        with Archive(sink, date=date) as archive:
+            record = [put(archive, member) for member in ordered]
             listing = record_text(record, f"{dist_info}/RECORD")
-            record.append(put(archive, content(f"{dist_info}/RECORD", listing), date))
+            record.append(put(archive, content(f"{dist_info}/RECORD", listing)))
         sink.seek(0)
         sha256 = digest_of(sink, "sha256").hexdigest()
         size = sink.tell()
@@ -552,7 +553,7 @@ def write_wheel(members: Iterable[Member], destination: Path, *, epoch: int) -> 
         sha256=sha256,
         size=size,
         record={entry.name: entry for entry in record},
-        warnings=zlib_warnings(getattr(zlib, "ZLIBNG_VERSION", "")),
+        warnings=tuple(text for text in [zlib_problem(zlib_found())] if text),
     )
 
 
@@ -572,23 +573,13 @@ def in_order(members: Iterable[Member], destination: Path) -> tuple[list[Member]
     return sorted(kept, key=lambda member: member.name.startswith(f"{tops[0]}/")), tops[0]
 
 
-def put(archive: zipfile.ZipFile, member: Member, date: tuple[int, ...]) -> Recorded:
+def put(archive: Archive, member: Member) -> Recorded:
     """Copy one member in, and give its line of RECORD."""
-    year, month, day, hour, minute, second = date
-    info = zipfile.ZipInfo(member.name, (year, month, day, hour, minute, second))
-    info.create_system = 3  # Unix, whatever writes it: external_attr holds a Unix mode
-    info.external_attr = (stat.S_IFREG | (0o755 if member.executable else 0o644)) << 16
-    info.compress_type = zipfile.ZIP_DEFLATED  # at zlib's default, which is level 6; the golden-byte test holds it
-    info.file_size = member.size  # tells zipfile beforehand whether ZIP64 fields are needed
-    digest, size = hashlib.sha256(), 0
-    with member.open() as source, archive.open(info, "w") as target:
-        while chunk := source.read(CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-            target.write(chunk)
-    if size != member.size:
-        raise RepairError(f"{member.name} changed while it was packed: {size} bytes, not {member.size}")
-    return Recorded(name=member.name, digest=spelled("sha256", digest.digest()), size=size)
+    with member.open() as source:
+        done = archive.put(member.name, source, size=member.size, mode=0o755 if member.executable else 0o644)
+    if done.size != member.size:
+        raise RepairError(f"{member.name} changed while it was packed: {done.size} bytes, not {member.size}")
+    return Recorded(name=member.name, digest=spelled("sha256", done.sha256), size=done.size)
 
 
 def record_text(record: Iterable[Recorded], itself: str) -> bytes:
@@ -615,17 +606,6 @@ def replacing(destination: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def zlib_warnings(zlib_ng: str) -> tuple[str, ...]:
-    """Say so when this Python packs with zlib-ng, whose output differs from zlib's and between its own versions."""
-    if not zlib_ng:
-        return ()
-    warning = (
-        f"packed with zlib-ng {zlib_ng}: the same contents give other bytes than with zlib; "
-        "release from a Python that has the reference zlib"
-    )
-    return (warning,)
 
 
 def digest_of(stream: IO[bytes], algorithm: str) -> "hashlib._Hash":

@@ -31,6 +31,7 @@ class Pythons:
             "platform": "linux-x86_64",
             "include_dir": f"/include/python{major}.{minor}",
             "has_headers": True,
+            "flags": "f" * 64,
         } | other
         return path
 

@@ -62,6 +62,7 @@ FOUND = Found(
     toolkit_digest="d",
     toolkit_pinned=True,
     python="3.12.1",
+    python_flags="p" * 64,
     zlib="1.3",
     compile_backend="ccache",
     sandbox="none",

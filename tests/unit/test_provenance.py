@@ -12,6 +12,7 @@ from samples import write_catalog
 from wheelmill.arch import Arch
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, instantiate
+from wheelmill.interpreter import Interpreter
 from wheelmill.provenance import BuildRecord, Found, embedded, gather, realisation, unit_json
 from wheelmill.records import CompileRecord, CompileSummary
 from wheelmill.shims import HostCompiler
@@ -24,7 +25,17 @@ HOST = HostCompiler(
 TOOLKIT = Toolkit(
     root=Path("/home/me/cuda"), cuda="13.0", nvcc_version="13.0.88", digest="d" * 64, provider="wheels", pinned=True
 )
-FOUND = gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=True, sandbox="none")
+INTERPRETER = Interpreter(
+    path=Path("/home/me/python3.12"),
+    version="3.12.1",
+    implementation="cpython",
+    abi="cp312",
+    platform="linux-x86_64",
+    include_dir=Path("/home/me/include"),
+    has_headers=True,
+    flags="p" * 64,
+)
+FOUND = gather(HOST, TOOLKIT, INTERPRETER, libc="glibc 2.39", ccache=True, sandbox="none")
 UNIT = CompileRecord(
     id=1,
     tool="nvcc",
@@ -79,13 +90,14 @@ def test_what_was_found(derivation: Derivation) -> None:
         "toolkit_digest": "d" * 64,
         "toolkit_pinned": True,
         "python": "3.12.1",
+        "python_flags": "p" * 64,
         "zlib": FOUND.zlib,
         "compile_backend": "ccache",
         "sandbox": "none",
     }
     assert set(FOUND.to_json()) == {field.name for field in fields(Found)}
     assert (
-        gather(HOST, TOOLKIT, python="3.12.1", libc="glibc 2.39", ccache=False, sandbox="none").compile_backend == "direct"
+        gather(HOST, TOOLKIT, INTERPRETER, libc="glibc 2.39", ccache=False, sandbox="none").compile_backend == "direct"
     )
     assert len(realisation(derivation, FOUND)) == 64
 
@@ -98,6 +110,7 @@ OTHER = {
     "toolkit_digest": "e" * 64,
     "toolkit_pinned": False,
     "python": "3.12.2",
+    "python_flags": "q" * 64,
     "zlib": "1.2.11",
     "compile_backend": "direct",
     "sandbox": "namespaces",
@@ -130,6 +143,7 @@ def test_what_travels_in_the_wheel(derivation: Derivation) -> None:
         "index": "cu130-torch2.11.0-sm100",
         "inputs": json.loads(json.dumps(derivation.inputs)),
         "found": FOUND.to_json(),
+        "writer": {"chunk_bytes": 4 << 20, "level": 6},
     }
     assert data == embedded(derivation, FOUND)
     assert data == (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()

@@ -54,6 +54,7 @@ FOUND = Found(
     toolkit_digest="d" * 64,
     toolkit_pinned=True,
     python="3.12.1",
+    python_flags="p" * 64,
     zlib="1.3",
     compile_backend="ccache",
     sandbox="none",
