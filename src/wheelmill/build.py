@@ -33,7 +33,7 @@ from .errors import (
 )
 from .governor import Foresight, Governor, Means, State, Terms
 from .plan import spell_seconds
-from .records import VANISHED, CompileRecord, CompileSummary, Event, read_records
+from .records import VANISHED, Begun, CompileRecord, CompileSummary, Event, read_records
 from .remedies import Surroundings
 from .resources import Grant, gib
 from .rulebook import rulebook
@@ -293,9 +293,11 @@ def build_wheel(
     *,
     runner: Runner,
     report: Reporter,
+    skip: Callable[[Begun], bool] | None = None,
 ) -> BuiltWheel:
     """Run the backend with every compile through launcher, cache and governor.
 
+    `skip` names compiles that shall make empty objects, for a wheel of no use (see measure.py).
     Raises BuildFailedError that names the translation unit, or what the backend said last.
     """
     before = len(recorded(place.records))
@@ -315,6 +317,7 @@ def build_wheel(
             equipment.means,
             foresight=equipment.foresight,
             on_event=progress.saw,
+            skip=skip,
         )
         with governor, progress.beating(governor.state):
             said_before = size_of(place.log)

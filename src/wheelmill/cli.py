@@ -36,8 +36,10 @@ from .inspection import inspect_wheel
 from .install import Installation, PinnedWheel, offline_install
 from .installed import verify_stack
 from .lint import Request, lint
+from .measure import measure, refresh
+from .peaks import to_line
 from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
-from .plan import Plan
+from .plan import Plan, spell_seconds
 from .preflight import Finding
 from .remedies import Surroundings
 from .resolve import check, lock
@@ -85,6 +87,8 @@ class Options(argparse.Namespace):
     into: Path = Path("venv")
     accept_license: bool = False
     gpu: list[str] | None = None
+    unit: list[str] | None = None
+    table: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,6 +446,27 @@ def judged(path: Path) -> tuple[Finding, ...]:
     return findings
 
 
+def run_measure(session: Session) -> int:
+    """Compile a package's units to learn what each takes; their lines for a table of peaks on stdout."""
+    options, results = session.options, []
+    for selection in session.selections(default_all=False):
+        measured = measure(instantiate(session.catalog, selection), options.unit or [], session.tools)
+        results.append(measured)
+        session.console.note(
+            f"{len(measured.units)} units in {spell_seconds(measured.seconds)}, "
+            f"{spell_seconds(measured.cpu_seconds)} of CPU time; ideal {spell_seconds(measured.ideal_seconds)}"
+        )
+        if options.table is not None:
+            units = refresh(options.table, measured.samples)
+            session.console.note(f"{options.table}: {units} units")
+        if not options.json:
+            for sample in measured.samples:
+                result(to_line(sample))
+    if options.json:
+        session.document({"schema": 1, "measurements": [measured.to_json() for measured in results]})
+    return 0
+
+
 def run_gc(session: Session) -> int:
     """Free space in the cache."""
     freed = list(collect(session.runtime.directories, everything=session.options.all))
@@ -567,6 +592,12 @@ class Command:
 
 OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "--check": {"action": "store_true", "help": "only look whether the locks are current, offline"},
+    "--unit": {
+        "action": "append",
+        "metavar": "GLOB",
+        "help": "only units whose source matches, by path or file name; again for more",
+    },
+    "--table": {"type": Path, "metavar": "FILE", "help": "put what was measured into this table, too"},
     "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
     "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
@@ -654,6 +685,15 @@ COMMANDS: dict[str, Command] = {
         run=run_install,
         names="NAME",
         options=("--into",),
+    ),
+    "measure": Command(
+        help="compile a package's units without a cache and tell what each takes, for the recipe's table of peaks",
+        examples="wheelmill measure causal-conv1d --stack cu130 --table recipes/peaks/causal-conv1d.jsonl\n"
+        "wheelmill measure flash-attn --stack cu130 --unit '*bwd_hdim256*' --max-jobs 1",
+        notes="Later builds here know it without a table: what every build measures is kept in the cache.",
+        run=run_measure,
+        names="NAME",
+        options=("--unit", "--table"),
     ),
     "gc": Command(
         help="free space: the leftovers of builds that failed or were stopped (--all: the whole cache)",

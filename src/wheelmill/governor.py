@@ -24,7 +24,7 @@ from .admission import Admission, Go, Room, Verdict
 from .cgroups import Backend, Group, end_stray, oom_count, strays
 from .errors import EnvironmentUnfitError, WheelmillError
 from .limits import Limits
-from .peaks import Outcome, Peaks, Prediction, Sample, Unit, append_sample, flags_digest
+from .peaks import Outcome, Peaks, Prediction, Sample, Unit, append_sample, flags_digest, threads_of
 from .records import VANISHED, Begun, CompileSummary, Course, Event, How, Ledger, real, settled
 from .resources import capacity, gib
 from .roster import Roster, Seat
@@ -46,7 +46,6 @@ NICE = 10
 OOM_SCORE = 900
 PROCESSES_PER_COMPILE = 12
 """nvcc with its shell, cicc or ptxas, launcher, cache and gate, and some threads."""
-THREADS = "--threads="
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +73,10 @@ class Foresight:
         """Name a compile as the tables do."""
         if begun.kind == "link":
             return Unit(unit=begun.output or begun.source, tool="link")
-        threads = [word.removeprefix(THREADS) for word in begun.argv if word.startswith(THREADS)]
         return Unit(
             unit=begun.source,
             archs=tuple(sorted(begun.archs_used)),
-            threads=int(threads[-1]) if threads and threads[-1].isdigit() else 1,
+            threads=threads_of(begun.argv),
             tool=self.tools.get(begun.tool, begun.tool),
             flags=flags_digest(begun.argv),
         )
