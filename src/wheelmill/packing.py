@@ -13,7 +13,7 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Self
@@ -57,6 +57,7 @@ class Listed:
     compressed: int
     size: int
     offset: int
+    method: int = DEFLATED
 
 
 class Archive:
@@ -93,6 +94,30 @@ class Archive:
         self.sink.seek(end)
         self.listed.append(entry)
         return Put(size=total, sha256=digest.digest())
+
+    def put_packed(
+        self, name: str, packed: Iterable[bytes], *, method: int, crc: int, compressed: int, size: int, mode: int
+    ) -> int:
+        """Take in a member that is packed already, as it is; give where its packed bytes begin."""
+        spelled, flags = spell(name)
+        large = size + MARGIN > LIMIT
+        offset = self.sink.tell()
+        entry = Listed(
+            name=spelled,
+            flags=flags,
+            mode=mode,
+            crc=crc,
+            compressed=compressed,
+            size=size,
+            offset=offset,
+            method=method,
+        )
+        self.sink.write(local_header(entry, self.stamp, large=large))
+        start = self.sink.tell()
+        for piece in packed:
+            self.sink.write(piece)
+        self.listed.append(entry)
+        return start
 
     def close(self) -> None:
         """Write the central directory."""
@@ -161,7 +186,7 @@ def local_header(entry: Listed, stamp: bytes, *, large: bool) -> bytes:
     """Spell the record before a member's data."""
     extra = struct.pack("<HHQQ", 1, 16, entry.size, entry.compressed) if large else b""
     sizes = (LIMIT, LIMIT) if large else (entry.compressed, entry.size)
-    head = struct.pack("<4sHHH", b"PK\x03\x04", LARGE if large else PLAIN, entry.flags, DEFLATED)
+    head = struct.pack("<4sHHH", b"PK\x03\x04", LARGE if large else PLAIN, entry.flags, entry.method)
     tail = struct.pack("<LLLHH", entry.crc, *sizes, len(entry.name), len(extra))
     return head + stamp + tail + entry.name + extra
 
@@ -173,7 +198,7 @@ def central_header(entry: Listed, stamp: bytes) -> bytes:
     extra = struct.pack(f"<HH{len(large)}Q", 1, 8 * len(large), *large) if large else b""
     size, compressed, offset = (min(value, LIMIT) for value in values)
     version = LARGE if large or entry.size + MARGIN > LIMIT else PLAIN
-    head = struct.pack("<4sBBHHH", b"PK\x01\x02", version, UNIX, version, entry.flags, DEFLATED)
+    head = struct.pack("<4sBBHHH", b"PK\x01\x02", version, UNIX, version, entry.flags, entry.method)
     middle = struct.pack("<LLLHH", entry.crc, compressed, size, len(entry.name), len(extra))
     tail = struct.pack("<HHHLL", 0, 0, 0, (0o100000 | entry.mode) << 16, offset)
     return head + stamp + middle + tail + entry.name + extra

@@ -200,28 +200,42 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         if (there := present(derivation, house)) is not None:  # another process was at it, and is done
             retire(place)
             return there
-        fetched = fetch_input(derivation, tools)
-        tree = patched_tree(fetched, derivation, place, tools)
-        equipment = equip(derivation, fitted, place, tools)
-        built = compiled(tree, place, equipment, derivation, tools)
-        proof = effect(derivation, place, tools)
-        found = gather(
-            fitted.host,
-            fitted.toolkit,
-            fitted.interpreter,
-            libc=" ".join(platform.libc_ver()),
-            ccache=equipment.cache is not None,
-            sandbox=fitted.rung.name,
-        )
-        stamped = repaired(built, fetched, tree, place, equipment, derivation, found, tools)
-        verified = verify(stamped, place, fitted, derivation, tools)
-        verified = replace(verified, findings=(*proof, *verified.findings))
-        record = make_record(
-            derivation, found, built, stamped, verified, jobs=fitted.grant.granted, seconds=time.monotonic() - started
-        )
+        made = make(derivation, fitted, place, tools)
+        verified = verify(made.stamped, place, fitted, derivation, tools)
+        verified = replace(verified, findings=(*made.proof, *verified.findings))
+        record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=time.monotonic() - started)
         entry = enter(verified, record, place, house, tools)
         retire(place)
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A repaired wheel in its workplace, and how it came about."""
+
+    built: BuiltWheel
+    proof: tuple[Finding, ...]
+    found: Found
+    stamped: StampedWheel
+
+
+def make(derivation: Derivation, fitted: "Fitted", place: Workplace, tools: Tools) -> Made:
+    """Build and repair one derivation."""
+    fetched = fetch_input(derivation, tools)
+    tree = patched_tree(fetched, derivation, place, tools)
+    equipment = equip(derivation, fitted, place, tools)
+    built = compiled(tree, place, equipment, derivation, tools)
+    proof = effect(derivation, place, tools)
+    found = gather(
+        fitted.host,
+        fitted.toolkit,
+        fitted.interpreter,
+        libc=" ".join(platform.libc_ver()),
+        ccache=equipment.cache is not None,
+        sandbox=fitted.rung.name,
+    )
+    stamped = repaired(built, fetched, tree, place, equipment, derivation, found, tools)
+    return Made(built=built, proof=proof, found=found, stamped=stamped)
 
 
 def present(derivation: Derivation, house: Wheelhouse) -> "Built | None":
@@ -568,27 +582,21 @@ def run_probes(python: Path, derivation: Derivation, place: Workplace, runner: R
 
 
 def make_record(
-    derivation: Derivation,
-    found: Found,
-    built: BuiltWheel,
-    stamped: StampedWheel,
-    verified: VerifiedWheel,
-    *,
-    jobs: int,
-    seconds: float,
+    made: Made, verified: VerifiedWheel, derivation: Derivation, *, jobs: int, seconds: float
 ) -> BuildRecord:
     """Write down how the build went."""
+    stamped = made.stamped
     return BuildRecord(
         derivation=derivation,
-        found=found,
+        found=made.found,
         wheel=stamped.path.name,
         sha256=stamped.sha256,
         size=stamped.size,
         content_digest=read_wheel(stamped.path).content_digest,
         jobs=jobs,
         seconds=seconds,
-        compiles=built.compiles,
-        units=built.records,
+        compiles=made.built.compiles,
+        units=made.built.records,
         external=stamped.external,
         findings=tuple(finding.to_json() for finding in verified.findings),
     )

@@ -13,6 +13,8 @@ class Directories:
 
     cache: Path
     wheelhouse: Path
+    fresh: Path | None = None
+    """Where a build that must not meet an earlier one has its work folder and an empty object cache."""
 
     @property
     def store(self) -> Path:
@@ -32,7 +34,7 @@ class Directories:
     @property
     def objects(self) -> Path:
         """Object caches, one per recipe."""
-        return self.cache / "objects"
+        return (self.fresh or self.cache) / "objects"
 
     @property
     def peaks(self) -> Path:
@@ -42,7 +44,7 @@ class Directories:
     @property
     def builds(self) -> Path:
         """Work folders of builds, by derivation: source tree, log, records."""
-        return self.cache / "builds"
+        return (self.fresh or self.cache) / "builds"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -162,3 +162,20 @@ def test_the_archive_of_a_failure_is_not_ended() -> None:
     with pytest.raises(OSError, match="gone"):
         put_torn(sink)
     assert not zipfile.is_zipfile(sink)
+
+
+def test_what_is_packed_already_is_taken_as_it_is() -> None:
+    """By its own method, with the headers of this writer; the place of the packed bytes is told."""
+    content = b"hello " * 100
+    packed = packing.deflated(content, last=True)
+    sink = io.BytesIO()
+    with Archive(sink, date=DATE) as made:
+        crc = zlib.crc32(content)
+        start = made.put_packed(
+            "a", [packed[:5], packed[5:]], method=8, crc=crc, compressed=len(packed), size=len(content), mode=0o755
+        )
+        made.put_packed("b", [content], method=0, crc=crc, compressed=len(content), size=len(content), mode=0o644)
+    assert sink.getvalue()[start : start + len(packed)] == packed
+    with zipfile.ZipFile(sink) as found:
+        assert found.testzip() is None
+        assert [found.read(name) for name in "ab"] == [content, content]
