@@ -14,6 +14,7 @@ from . import toolkit as toolkits
 from ._console import Reporter
 from ._process import Runner
 from ._uv import Uv
+from .account import Foresight, Means, Terms
 from .arch import Arch
 from .build import BuiltWheel, Equipment, Walls, Workplace, build_wheel, occupied, recorded, retire, shut_in
 from .carry import carried
@@ -33,7 +34,6 @@ from .errors import (
     of_system,
 )
 from .fetch import FetchedSource, FetchedTree, fetch
-from .governor import Foresight, Means, Terms
 from .index import write_index
 from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
@@ -42,14 +42,14 @@ from .lock import subset
 from .nvml import binding, read_driver
 from .peaks import Peaks, read_peaks, table_name
 from .places import IndexSettings, index_settings
-from .plan import Plan, Planned, ToolkitSummary, spell_seconds
+from .plan import Forecast, Plan, Planned, ToolkitSummary, Wanted, forecast, refused, spell_seconds
 from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit
 from .provenance import BuildRecord, Found, embedded, gather, realisation
 from .records import CompileSummary
 from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
-from .resources import Grant, grant
+from .resources import Grant
 from .runtime import Runtime
 from .sandbox import CUDA, Rung, probe
 from .sbom import Linked
@@ -143,6 +143,7 @@ class Tools:
             cpus=bounds.cpus or found.cpus,
             memory_bytes=bounds.memory or found.memory_bytes,
             available_bytes=bounds.memory or found.available_bytes,
+            pids_free=None if bounds.cpus or bounds.memory else found.pids_free,
         )
 
 
@@ -266,13 +267,14 @@ def fit(derivation: Derivation, tools: Tools) -> Fitted:
     findings = checks(situation(derivation.stack, need_of(derivation), tools, limits))
     warn_of(findings, tools.report)
     require_fit(findings)
-    granted = grant_for(derivation, limits, tools.bounds)
-    tools.report.note(f"jobs: {granted.reason}")
+    toolkit = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
+    ahead = forecast_for(derivation, limits, tools.bounds, known_peaks(derivation, tools), toolkit.nvcc_version)
+    tools.report.note(ahead.paragraph)
     return Fitted(
         interpreter=tools.interpreter(derivation.python),
-        toolkit=choose(need_of(derivation), tools.machine, given=tools.cuda_home),
+        toolkit=toolkit,
         host=host_compilers(lambda name, path: shutil.which(name, path=path), tools.runner, tools.runtime.env),
-        grant=granted,
+        grant=ahead.grant,
         rung=walls(tools),
     )
 
@@ -313,22 +315,27 @@ def situation(stack: Stack, need: Need, tools: Tools, limits: Limits) -> Situati
     )
 
 
-def grant_for(derivation: Derivation, limits: Limits, bounds: Bounds) -> Grant:
-    """Decide the jobs of a build; a variant has figures of its own."""
-    figures = (derivation.variant or derivation.release).resources
-    return grant(
+def forecast_for(derivation: Derivation, limits: Limits, bounds: Bounds, peaks: Peaks, nvcc: str) -> Forecast:
+    """Say how a build will go; a variant has figures of its own."""
+    return forecast(
+        (derivation.variant or derivation.release).resources,
+        peaks,
+        Wanted(
+            archs=tuple(sorted(arch.sm for arch in derivation.archs)),
+            threads=derivation.release.nvcc_threads,
+            nvcc=nvcc,
+        ),
+        limits=limits,
         requested=bounds.max_jobs,
-        cpus=max(1, int(limits.cpus)),
-        available=limits.available_bytes,
-        memory_per_compile=figures.memory_per_compile,
-        units=figures.units,
     )
 
 
-def refused(derivation: Derivation, bounds: Bounds, reason: str) -> Grant:
-    """Describe a build of which not even one compile fits."""
-    memory = (derivation.variant or derivation.release).resources.memory_per_compile
-    return Grant(requested=bounds.max_jobs, granted=0, limited_by="memory", reason=reason, memory_per_compile=memory)
+def pinned_nvcc(derivation: Derivation) -> str:
+    """Give the version of the compiler that is pinned, empty where none is."""
+    lock, recipe = derivation.toolkit_lock, derivation.toolkit
+    if lock is not None and "nvidia-cuda-nvcc" in lock.pins:
+        return lock.pins["nvidia-cuda-nvcc"].version
+    return recipe.redistributable.nvcc if recipe.redistributable is not None else ""
 
 
 def fetch_input(derivation: Derivation, tools: Tools) -> FetchedSource | FetchedTree:
@@ -401,19 +408,27 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
     )
 
 
+def peaks_files(derivation: Derivation, tools: Tools) -> tuple[Path, Path]:
+    """Name the table that the recipe ships, and the one that was learned here."""
+    name = table_name(derivation.name, derivation.variant.name if derivation.variant else None)
+    return Path(derivation.recipe.file).parent / "peaks" / name, tools.runtime.directories.peaks / name
+
+
+def known_peaks(derivation: Derivation, tools: Tools) -> Peaks:
+    """Read what is known of the compiles of a derivation."""
+    shipped, learned = peaks_files(derivation, tools)
+    return Peaks((*read_peaks(shipped), *read_peaks(learned, learned=True)))
+
+
 def foresee(derivation: Derivation, fitted: Fitted, tools: Tools) -> Foresight:
-    """Gather what is known of the compiles: the table that the recipe ships, and what was learned here."""
-    variant = derivation.variant.name if derivation.variant else None
-    name = table_name(derivation.name, variant)
-    shipped = Path(derivation.recipe.file).parent / "peaks" / name
-    learned = tools.runtime.directories.peaks / name
+    """Gather what the governor knows of the compiles before they run."""
     host = f"g++ {fitted.host.version.split()[-1]}"
     names = ("gcc", "g++", "cc", "c++", f"{fitted.host.triplet}-gcc", f"{fitted.host.triplet}-g++")
     return Foresight(
-        peaks=Peaks((*read_peaks(shipped), *read_peaks(learned, learned=True))),
+        peaks=known_peaks(derivation, tools),
         tools={"nvcc": f"nvcc {fitted.toolkit.nvcc_version}", **dict.fromkeys(names, host)},
         fallback_bytes=(derivation.variant or derivation.release).resources.memory_per_compile,
-        learned=learned,
+        learned=peaks_files(derivation, tools)[1],
     )
 
 
@@ -725,9 +740,11 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
             toolkit = None
             problems[str(error)] = error.advice
         try:
-            granted = grant_for(derivation, limits, tools.bounds)
+            nvcc = toolkit.nvcc if toolkit else pinned_nvcc(derivation)
+            ahead = forecast_for(derivation, limits, tools.bounds, known_peaks(derivation, tools), nvcc)
         except ResourcesError as error:
-            granted = refused(derivation, tools.bounds, str(error))
+            figures = (derivation.variant or derivation.release).resources
+            ahead = refused(figures, limits, tools.bounds.max_jobs, str(error))
             problems[str(error)] = error.advice
         entry = house.find(derivation.drv)
         items.append(
@@ -735,7 +752,7 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
                 derivation=derivation,
                 state="built" if entry else "build",
                 wheel=entry.wheel.name if entry else derivation.wheel_name,
-                grant=granted,
+                forecast=ahead,
                 toolkit=toolkit,
                 nvcc_threads=tools.bounds.nvcc_threads,
             )

@@ -1,18 +1,23 @@
-"""How many compiles may run at once, and why: the smallest of cores, the user's cap, memory and units."""
+"""Memory and jobs in figures: what compiles may use, what a user may ask, how long it takes at best."""
 
 import re
 from dataclasses import dataclass
 
-from .errors import ResourcesError, UsageError
+from .errors import UsageError
 
 GIB = 2**30
 RESERVE_FRACTION = 0.15
 """Left to the machine: the larger of 1 GiB and 15 % (an 880 GB box planned to 98.8 % crashed, flash-attention#2493)."""
+PROCESSES_PER_COMPILE = 12
+"""nvcc with its shell, cicc or ptxas, launcher, cache and gate, and some threads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """The jobs that will run, and the arithmetic behind them. Memory in bytes."""
+    """The compiles that are admitted at the start, and the arithmetic behind them. Memory in bytes.
+
+    `limited_by`: cores, memory, pids, request or units. `memory_per_compile`: the largest peak that is predicted.
+    """
 
     requested: int | None
     granted: int
@@ -34,43 +39,6 @@ def parse_jobs(text: str, *, source: str, what: str = "jobs") -> int:
 def capacity(available: int) -> int:
     """Give what compiles may use of the memory that is available (bytes)."""
     return available - max(GIB, int(available * RESERVE_FRACTION))
-
-
-def grant(*, requested: int | None, cpus: int, available: int, memory_per_compile: int, units: int) -> Grant:
-    """Decide how many compiles run at once; ResourcesError where not even one fits.
-
-    `available` in bytes is what the machine and its cgroups leave now; `requested` is the user's cap.
-    """
-    usable = capacity(available)
-    by_memory = usable // memory_per_compile
-    if by_memory < 1:
-        raise ResourcesError(
-            f"one compile needs {gib(memory_per_compile)}, and {gib(usable)} may be used "
-            f"({gib(available)} available less a reserve of {gib(available - usable)})",
-            advice="Free memory, raise the container's limit or give --memory, or build on a larger machine.",
-        )
-    candidates = {
-        "request": requested or by_memory + cpus + units,
-        "memory": by_memory,
-        "cores": cpus,
-        "units": units,
-    }
-    limited_by = min(candidates, key=lambda name: candidates[name])
-    granted = max(1, candidates[limited_by])
-    reasons = {
-        "request": f"{requested} asked for, and all of them fit",
-        "memory": f"{gib(usable)} usable / {gib(memory_per_compile)} per compile",
-        "cores": f"{cpus} cores",
-        "units": f"{units} translation units",
-    }
-    asked = f"{requested} asked for; " if requested and limited_by != "request" else ""
-    return Grant(
-        requested=requested,
-        granted=granted,
-        limited_by=limited_by,
-        reason=f"{asked}{granted} at once: {reasons[limited_by]}",
-        memory_per_compile=memory_per_compile,
-    )
 
 
 def gib(size: int) -> str:

@@ -40,9 +40,12 @@ class Simulated:
     makespan: float
     ideal: float
     granted_at_start: int
+    reserved_at_start: int
+    most_at_once: int
     peak_true_bytes: int
     over_capacity: bool
-    refused: int = 0
+    left: int = 0
+    """Units that never ran: they do not fit."""
 
 
 Policy = Literal["governor"] | int
@@ -72,9 +75,11 @@ def simulate(
         makespan=run.now,
         ideal=ideal_of(units, cpus=slots, capacity_bytes=capacity_bytes),
         granted_at_start=run.at_start,
+        reserved_at_start=run.reserved_at_start,
+        most_at_once=run.most,
         peak_true_bytes=round(run.highest),
         over_capacity=run.highest > capacity_bytes,
-        refused=run.refused,
+        left=len(units) - run.done,
     )
 
 
@@ -84,14 +89,14 @@ class _Run:
     def __init__(self, units: Sequence[SimUnit]) -> None:
         self.units = units
         self.now = self.highest = 0.0
-        self.at_start = self.refused = 0
+        self.at_start = self.reserved_at_start = self.most = self.done = 0
         self.events: list[tuple[float, int, str]] = []
         self.started: dict[int, float] = {}
 
     def go(self) -> None:
         """Run to the end."""
         self.admit()
-        self.at_start = len(self.started)
+        self.at_start, self.reserved_at_start = len(self.started), self.reserved()
         while self.events:
             self.now = self.events[0][0]
             self.highest = max(self.highest, self.used())
@@ -101,6 +106,7 @@ class _Run:
                     self.happened(number, kind)
                 if kind == "end":
                     del self.started[number]
+                    self.done += 1
             self.admit()
 
     def used(self) -> float:
@@ -111,6 +117,7 @@ class _Run:
         """Let one run, with its core to itself."""
         unit = self.units[number]
         self.started[number] = self.now
+        self.most = max(self.most, len(self.started))
         for at, kind in ((unit.settled_at * unit.cpu_seconds, "peak"), (unit.cpu_seconds, "end")):
             heapq.heappush(self.events, (self.now + at, number, kind))
 
@@ -120,7 +127,10 @@ class _Run:
 
     def happened(self, number: int, kind: str) -> None:
         """Take note."""
-        raise NotImplementedError
+
+    def reserved(self) -> int:
+        """Give what those that run have been promised; a fixed number of jobs promises nothing."""
+        return 0
 
 
 class _Fixed(_Run):
@@ -134,9 +144,6 @@ class _Fixed(_Run):
         while self.next < len(self.units) and len(self.started) < self.jobs:
             self.start(self.next)
             self.next += 1
-
-    def happened(self, number: int, kind: str) -> None:
-        pass
 
 
 class _Governed(_Run):
@@ -156,8 +163,9 @@ class _Governed(_Run):
             if isinstance(verdict, Go):
                 self.start(verdict.lease)
                 self.looks(verdict.lease)
-            else:
-                self.refused += 1
+
+    def reserved(self) -> int:
+        return self.account.reserved_bytes
 
     def looks(self, number: int) -> None:
         """Plan the moments at which the governor may learn that a peak has passed."""
