@@ -19,6 +19,7 @@ import build as pypa_build
 
 from ._console import Reporter
 from ._process import Runner
+from .account import Foresight, Means, Terms
 from .derivation import Derivation
 from .diagnosis import Diagnosis, diagnose
 from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
@@ -31,7 +32,7 @@ from .errors import (
     ResourcesError,
     WheelmillError,
 )
-from .governor import Foresight, Governor, Means, State, Terms
+from .governor import Governor, State
 from .plan import spell_seconds
 from .records import VANISHED, Begun, CompileRecord, CompileSummary, Event, read_records
 from .remedies import Surroundings

@@ -12,106 +12,32 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
 
-from . import roster as rosters
-from .admission import Admission, Go, Room, Verdict
-from .cgroups import Backend, Group, end_stray, oom_count, strays
+from .account import Foresight, Means, Terms, read_room
+from .admission import Admission, Go, Verdict
+from .cgroups import Group, end_stray, strays
+from .charge import Charge, humble
 from .errors import EnvironmentUnfitError, WheelmillError
-from .limits import Limits
-from .peaks import Outcome, Peaks, Prediction, Sample, Unit, append_sample, flags_digest, threads_of
-from .records import VANISHED, Begun, CompileSummary, Course, Event, How, Ledger, real, settled
-from .resources import capacity, gib
-from .roster import Roster, Seat
+from .records import VANISHED, Begun, CompileSummary, Event, Ledger, real
+from .resources import gib
+from .roster import Lease, Seated
 
 SOCKET_PATH_BYTES = 107
 """sockaddr_un holds 108 bytes with the final zero."""
 TICK_SECONDS = 0.25
 """How often memory is measured while something runs or waits."""
-CRITICAL = 0.5
-"""The part of the reserve below which compiles are killed; below the whole of it none is admitted."""
 CORRECTION_SECONDS = 1.0
 """At most one kill in this time: the memory of the killed is counted as free only a little later [Buck2 does so]."""
 CALM_SECONDS = 3.0
 """How long after a kill nothing new is admitted."""
 STRAY_BYTES = 1 << 29
 """A compiler that came past the launcher is ended for memory only from this size on."""
-SIGKILL, KILLED = 9, 128 + 9
-NICE = 10
-OOM_SCORE = 900
-PROCESSES_PER_COMPILE = 12
-"""nvcc with its shell, cicc or ptxas, launcher, cache and gate, and some threads."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """What the user allows a build: compiles at once, and bytes; None: what the machine gives."""
-
-    jobs: int | None = None
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foresight:
-    """What is known of compiles before they run.
-
-    `tools` names what stands behind a shim ("nvcc": "nvcc 13.0.88"); `fallback_bytes` is the recipe's own figure;
-    `learned` is where new samples go, None: nowhere.
-    """
-
-    peaks: Peaks = field(default_factory=Peaks)
-    tools: Mapping[str, str] = field(default_factory=dict)
-    fallback_bytes: int | None = None
-    learned: Path | None = None
-
-    def unit(self, begun: Begun) -> Unit:
-        """Name a compile as the tables do."""
-        if begun.kind == "link":
-            return Unit(unit=begun.output or begun.source, tool="link")
-        return Unit(
-            unit=begun.source,
-            archs=tuple(sorted(begun.archs_used)),
-            threads=threads_of(begun.argv),
-            tool=self.tools.get(begun.tool, begun.tool),
-            flags=flags_digest(begun.argv),
-        )
-
-    def predict(self, begun: Begun) -> Prediction:
-        """Say what a compile will take."""
-        return self.peaks.predict(self.unit(begun), self.fallback_bytes)
-
-    def learn(self, sample: Sample) -> None:
-        """Keep what a run took; a disk without room for it does not stop a build."""
-        self.peaks.add(sample)
-        if self.learned is not None:
-            with suppress(OSError):
-                append_sample(self.learned, sample)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Means:
-    """The machine, as a governor sees it; tests give another."""
-
-    backend: Backend
-    limits: Callable[[], Limits]
-    """Read anew at every admission: a neighbour's use counts."""
-    roster: Roster | None = None
-    seat: Seat | None = None
-    oom_kills: Callable[[], int] = oom_count
-
-    @contextmanager
-    def account(self) -> Iterator[tuple[rosters.Seated, ...]]:
-        """Hold the account of this user's builds, and give the others."""
-        if self.roster is None:
-            yield ()
-            return
-        with self.roster.account():
-            yield self.roster.others(self.seat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,38 +49,6 @@ class State:
     reserved: int
     used: int
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """Room for compiles, and whether so little is left that one must end."""
-
-    room: Room
-    critical: bool
-
-
-def read_room(
-    limits: Limits, terms: Terms, *, used: int, running: int = 0, others: tuple[rosters.Seated, ...]
-) -> Reading:
-    """Work out what may be handed out now; `used` is what our own `running` compiles hold."""
-    bound = terms.memory_bytes
-    most = min(limits.memory_bytes, bound or limits.memory_bytes)
-    total = min(limits.available_bytes + used, most)
-    usable = capacity(total)
-    slots = [int(limits.cpus)]
-    if terms.jobs is not None:
-        slots.append(terms.jobs)
-    if limits.pids_free is not None:
-        slots.append(running + limits.pids_free // PROCESSES_PER_COMPILE)
-    promised = [other for other in others if other.pending_bytes]
-    room = Room(
-        hard_bytes=capacity(most),
-        free_bytes=usable - used,
-        pending_bytes=sum(other.pending_bytes for other in promised),
-        slots=max(1, min(slots)),
-        pending_for=", ".join(sorted({other.occupant.name for other in promised})),
-    )
-    return Reading(room=room, critical=total - used < (total - usable) * CRITICAL)
 
 
 class Peer:
@@ -170,37 +64,6 @@ class Peer:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid: int = struct.unpack("3i", credentials)[0]
         """By the kernel, as we number processes: inside its namespace the peer has another idea of it."""
-
-
-class Charge:
-    """A compile that runs: its processes, and what they took so far."""
-
-    __slots__ = (
-        "attempt",
-        "group",
-        "killed",
-        "oom_before",
-        "reserved",
-        "reserved_seconds",
-        "samples",
-        "seen",
-        "used_seconds",
-    )
-
-    def __init__(self, group: Group | None, *, reserved: int, attempt: int, oom_before: int, now: float) -> None:
-        self.group, self.reserved, self.attempt, self.oom_before = group, reserved, attempt, oom_before
-        self.killed = False
-        self.samples: list[tuple[float, int]] = []
-        self.reserved_seconds = self.used_seconds = 0.0
-        self.seen = now
-
-    def add(self, cpu: float, held: int, reserved: int, now: float) -> None:
-        """Note a measurement."""
-        span = now - self.seen
-        self.reserved_seconds += reserved * span
-        self.used_seconds += held * span
-        self.seen = now
-        self.samples.append((cpu, held))
 
 
 class Governor:
@@ -442,21 +305,28 @@ class Governor:
 
     def _done(self, peer: Peer, message: Mapping[str, object], now: float) -> None:
         """Take a compile's end: for good, or to run again where it was killed for want of memory."""
-        why, course = self._settle(peer, message)
-        status = int(real(message, "exit"))
+        charge = self._charges.get(peer.key)
+        if charge is None:
+            raise ValueError("nothing runs here")
+        backend = self.means.backend
+        ended = charge.settle(message, how=backend.name, exact=backend.exact_oom, oom_kills=self.means.oom_kills())
+        del self._charges[peer.key]
+        begun = self.ledger.begun.get(peer.id)
+        if begun is not None:  # else its launcher has gone: whatever killed that may have cut this short
+            self.foresight.learn(ended.sample(self.foresight.unit(begun)))
         with self._lock:
-            self.ledger.done(peer.id, message, course)
-            if why is not None:
-                self.ledger.killed(peer.id, why)
-                self.admission.again(peer.key, course.peak_bytes, now)
+            self.ledger.done(peer.id, message, ended.course)
+            if ended.why is not None:
+                self.ledger.killed(peer.id, ended.why)
+                self.admission.again(peer.key, ended.course.peak_bytes, now)
             else:
                 self.admission.release(peer.key)
         self._changed = True
-        if why is not None:
+        if ended.why is not None:
             self._tell("again", peer.id)
             return
         self._send(peer, {"op": "exit"})
-        if status:
+        if ended.status:
             self._turn_others_away()
 
     def _turn_others_away(self) -> None:
@@ -494,58 +364,6 @@ class Governor:
         with self._lock:
             self.admission.release(peer.key)
         self._changed = True
-
-    def _settle(self, peer: Peer, message: Mapping[str, object]) -> tuple[Literal["pressure", "oom"] | None, Course]:
-        """Close a compile's group: how it went with memory, and whether it was killed for want of it."""
-        charge = self._charges.pop(peer.key, None)
-        if charge is None:
-            raise ValueError("nothing runs here")
-        peak, oom = int(real(message, "peak_rss_bytes")), self.means.oom_kills() > charge.oom_before
-        cpu = real(message, "cpu")
-        how: How = "wait4"
-        if charge.group is not None:
-            usage, how = charge.group.read(), self.means.backend.name
-            peak = max(peak, usage.peak_bytes)
-            oom = usage.oom_kills > 0 if self.means.backend.exact_oom else oom
-            charge.group.close()
-        died = int(real(message, "signal")) == SIGKILL or int(real(message, "exit")) == KILLED
-        why: Literal["pressure", "oom"] | None = None
-        if died and charge.killed:
-            why = "pressure"
-        elif died and oom:
-            why = "oom"
-        settled_at, tail = settled(charge.samples, peak)
-        course = Course(
-            how=how,
-            reserved_bytes=charge.reserved,
-            peak_bytes=peak,
-            settled_at=settled_at,
-            tail_bytes=tail,
-            reserved_byte_seconds=charge.reserved_seconds,
-            used_byte_seconds=charge.used_seconds,
-        )
-        outcome: Outcome = why or ("failed" if int(real(message, "exit")) else "ok")
-        self._learn(peer, charge, course, outcome, wall=real(message, "wall"), cpu=cpu)
-        return why, course
-
-    def _learn(self, peer: Peer, charge: Charge, course: Course, outcome: Outcome, *, wall: float, cpu: float) -> None:
-        begun = self.ledger.begun.get(peer.id)
-        if begun is None:  # its launcher has gone: whatever killed that may have cut this short
-            return
-        self.foresight.learn(
-            Sample(
-                of=self.foresight.unit(begun),
-                wall_s=round(wall, 2),
-                cpu_s=round(cpu, 2),
-                peak_bytes=course.peak_bytes,
-                settled_at=course.settled_at,
-                tail_bytes=course.tail_bytes,
-                how=course.how,
-                outcome=outcome,
-                reserved_bytes=charge.reserved,
-                attempt=charge.attempt,
-            )
-        )
 
     # memory ------------------------------------------------------------------------------------------
 
@@ -592,7 +410,7 @@ class Governor:
             return
         with self._lock:
             leases = [
-                rosters.Lease(
+                Lease(
                     unit=self._unit_of(each.lease),
                     reserved_bytes=each.reserved_bytes,
                     current_bytes=each.current_bytes,
@@ -601,8 +419,7 @@ class Governor:
                 for each in self.admission.running
             ]
             leases += [
-                rosters.Lease(unit=self._unit_of(each.lease), reserved_bytes=each.need_bytes)
-                for each in self.admission.waiting
+                Lease(unit=self._unit_of(each.lease), reserved_bytes=each.need_bytes) for each in self.admission.waiting
             ]
             done = self.ledger.summary.compiles
         self.means.seat.write(leases, done=done)
@@ -636,7 +453,7 @@ class Governor:
         self._send(peer, {"op": "go"})
         self._tell("started", peer.id)
 
-    def _relieve(self, now: float, others: tuple[rosters.Seated, ...]) -> None:
+    def _relieve(self, now: float, others: tuple[Seated, ...]) -> None:
         """End the youngest compile of all builds, where it is ours; whatever came past the launcher, where none is.
 
         Where the youngest is another build's and that does nothing for a while, ours must do.
@@ -691,14 +508,3 @@ class Governor:
         if self.on_event is not None:
             for event in events:
                 self.on_event(event)
-
-
-def humble(pid: int) -> None:
-    """Let everything else on the machine go first, and the kernel take a compiler before anything else.
-
-    What the gate starts inherits both.
-    """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, NICE)
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), "ascii")

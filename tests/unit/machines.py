@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from wheelmill.account import Means, Terms
 from wheelmill.cgroups import Usage
-from wheelmill.governor import Governor, Means, State, Terms
+from wheelmill.governor import Governor, State
 from wheelmill.limits import Limits
 
 GIB = 1 << 30

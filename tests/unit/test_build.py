@@ -18,13 +18,14 @@ from samples import write_catalog
 from wheelmill import build
 from wheelmill._console import Console
 from wheelmill._process import Completed
+from wheelmill.account import Foresight, Terms
 from wheelmill.build import Equipment, Progress, Workplace, blocks, explained, occupied, retire, run_backend
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, instantiate
 from wheelmill.diagnosis import diagnose
 from wheelmill.environment import BuildEnvironment
 from wheelmill.errors import BuildFailedError, CommandFailedError, DiskFullError, EnvironmentUnfitError, WheelmillError
-from wheelmill.governor import Foresight, State, Terms
+from wheelmill.governor import State
 from wheelmill.records import CompileRecord, Event
 from wheelmill.resources import GIB, Grant
 from wheelmill.runtime import Directories

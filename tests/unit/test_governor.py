@@ -11,9 +11,10 @@ from typing import Any, Self
 import pytest
 from machines import GIB, Computer
 
+from wheelmill.account import Foresight, Terms, read_room
 from wheelmill.cgroups import Usage
 from wheelmill.errors import EnvironmentUnfitError, WheelmillError
-from wheelmill.governor import Foresight, Governor, Terms, read_room
+from wheelmill.governor import Governor
 from wheelmill.limits import Limits
 from wheelmill.peaks import Peaks, Sample, Unit
 from wheelmill.records import Event, read_records
