@@ -49,8 +49,8 @@ class Charge:
     def settle(self, report: Mapping[str, object], *, how: How, exact: bool, oom_kills: int) -> "Settled":
         """Close the group: how the run went with memory, and whether it was killed for want of it.
 
-        `report` is the gate's; `exact`: the group's own count of the kernel's kills tells, else `oom_kills` does, the count
-        of what may have been ours. Raises ValueError for a report that is none.
+        `report` is the gate's; `exact`: the group's own count of the kernel's kills tells, else `oom_kills`, counting
+        what may have been ours. Raises ValueError for a report that is none.
         """
         status, peak = int(real(report, "exit")), int(real(report, "peak_rss_bytes"))
         oom = oom_kills > self.oom_before
