@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .build import Workplace, build_wheel
+from .build import BuiltWheel, Equipment, Workplace, build_wheel
 from .derivation import Derivation
 from .errors import NothingSelectedError
 from .peaks import Sample, from_record, read_peaks, to_line
-from .pipeline import Tools, equip, fetch_input, fit, patched_tree
+from .pipeline import Fitted, Tools, equip, fetch_input, fit, patched_tree, seated
 from .records import Begun, CompileRecord
 from .resources import capacity
 
@@ -91,23 +91,11 @@ def measure(derivation: Derivation, globs: Sequence[str], tools: Tools) -> Measu
     directories = tools.runtime.directories
     directories.builds.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix=f"measure-{derivation.drv[:12]}-", dir=directories.builds))
-    place = Workplace(root=root)
+    place, limits = Workplace(root=root), tools.limits()
     try:
         for folder in (place.out, place.tmp, place.home, place.box):
             folder.mkdir()
-        tree = patched_tree(fetch_input(derivation, tools), derivation, place, tools)
-        equipment = replace(equip(derivation, fitted, place, tools), cache=None)
-        tools.report.step(f"measure, log in {place.log}")
-        limits = tools.limits()
-        built = build_wheel(
-            tree,
-            place,
-            equipment,
-            derivation,
-            runner=tools.runner,
-            report=tools.report,
-            skip=unwanted(globs) if globs else None,
-        )
+        built, equipment = compiled_units(derivation, fitted, place, globs, tools)
     except BaseException:
         tools.report.note(f"left for a look: {root}")
         raise
@@ -130,6 +118,19 @@ def measure(derivation: Derivation, globs: Sequence[str], tools: Tools) -> Measu
         capacity_bytes=capacity(min(limits.memory_bytes, limits.available_bytes)),
         backend=equipment.means.backend.name,
     )
+
+
+def compiled_units(
+    derivation: Derivation, fitted: Fitted, place: Workplace, globs: Sequence[str], tools: Tools
+) -> tuple[BuiltWheel, Equipment]:
+    """Run the package's build for the units that were asked for."""
+    with seated(derivation, place, tools) as seat:
+        tree = patched_tree(fetch_input(derivation, seat), derivation, place, seat)
+        equipment = replace(equip(derivation, fitted, place, seat), cache=None)
+        tools.report.step(f"measure, log in {place.log}")
+        skip = unwanted(globs) if globs else None
+        built = build_wheel(tree, place, equipment, derivation, runner=tools.runner, report=tools.report, skip=skip)
+    return built, equipment
 
 
 def unwanted(globs: Sequence[str]) -> Callable[[Begun], bool]:

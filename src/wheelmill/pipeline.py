@@ -5,7 +5,8 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from .records import CompileSummary
 from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
 from .resources import Grant
+from .roster import Occupant, Seat, open_roster
 from .runtime import Runtime
 from .sandbox import CUDA, Rung, probe
 from .sbom import Linked
@@ -86,6 +88,8 @@ class Tools:
     cuda_home: str | None
     python: str | None
     bounds: Bounds
+    seat: Seat | None = None
+    """This build's place in the roster, once it has one."""
 
     @property
     def machine(self) -> Machine:
@@ -197,17 +201,34 @@ def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
         return there
     house.check_free(derivation.wheel_name, derivation.drv)
     fitted = fit(derivation, tools)
-    with occupied(derivation, tools.runtime.directories) as place:
+    with occupied(derivation, tools.runtime.directories) as place, seated(derivation, place, tools) as here:
         if (there := present(derivation, house)) is not None:  # another process was at it, and is done
             retire(place)
             return there
-        made = make(derivation, fitted, place, tools)
-        verified = verify(made.stamped, place, fitted, derivation, tools)
+        made = make(derivation, fitted, place, here)
+        verified = verify(made.stamped, place, fitted, derivation, here)
         verified = replace(verified, findings=(*made.proof, *verified.findings))
         record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=time.monotonic() - started)
-        entry = enter(verified, record, place, house, tools)
+        entry = enter(verified, record, place, house, here)
         retire(place)
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
+
+
+@contextmanager
+def seated(derivation: Derivation, place: Workplace, tools: Tools) -> Iterator[Tools]:
+    """Enter a build into the roster of this user: it admits compiles against one account with all others."""
+    occupant = Occupant(
+        name=derivation.name,
+        version=derivation.full_version,
+        drv=derivation.drv,
+        pid=os.getpid(),
+        workplace=place.root,
+        log=place.log,
+        wheelhouse=tools.runtime.directories.wheelhouse,
+        started=time.time(),
+    )
+    with open_roster(tools.runtime.env).enter(occupant) as seat:
+        yield replace(tools, seat=seat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -403,7 +424,12 @@ def equip(derivation: Derivation, fitted: Fitted, place: Workplace, tools: Tools
         grant=fitted.grant,
         box=sandbox,
         terms=Terms(jobs=tools.bounds.max_jobs, memory_bytes=tools.bounds.memory),
-        means=Means(backend=cgroups.probe(), limits=tools.limits_reader()),
+        means=Means(
+            backend=cgroups.probe(),
+            limits=tools.limits_reader(),
+            roster=open_roster(tools.runtime.env) if tools.seat else None,
+            seat=tools.seat,
+        ),
         foresight=foresee(derivation, fitted, tools),
     )
 
