@@ -3,8 +3,10 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +21,10 @@ from .errors import CommandFailedError, DiskFullError, EnvironmentUnfitError, Wh
 TAIL_LINES = 20
 PATIENCE_SECONDS = 10.0
 """How long the killed are waited for: one stuck in a device's driver dies only when that lets go."""
+GUARD = Path(__file__).with_name("_guard.py")
+GRACE_MILLISECONDS = 1000
+"""How long a pipe is read on after its program has ended: others may hold it open."""
+BLOCK = 1 << 16
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -99,8 +105,7 @@ class SystemRunner:
         started = time.monotonic()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         with opened(log) as sink, running(argv, env=env, cwd=cwd) as process:
-            assert process.stdout is not None  # noqa: S101 - popen was asked for a pipe
-            for line in tee(process.stdout, sink, log):
+            for line in tee(lines(process), sink, log):
                 tail.append(line)
                 if on_line is not None:
                     on_line(line)
@@ -121,9 +126,9 @@ def running(
     """
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = set(descendants(os.getpid()))
-    process = None
+    process = lifeline = None
     try:
-        process = popen(argv, env=env, cwd=cwd, stderr=stderr)
+        process, lifeline = popen(argv, env=env, cwd=cwd, stderr=stderr)
         yield process
         process.wait()
     except BaseException:
@@ -135,28 +140,68 @@ def running(
                 if pipe is not None:
                     pipe.close()
             process.wait()
+        if lifeline is not None:
+            os.close(lifeline)
 
 
-def popen(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: int) -> "subprocess.Popen[bytes]":
-    """Start a program in a session of its own, so that a terminal's Ctrl-C reaches us alone."""
+def popen(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: int
+) -> "tuple[subprocess.Popen[bytes], int]":
+    """Start a program under a guard, which ends the tree when we are killed; give it and the guard's lifeline.
+
+    In a session of its own, so that a terminal's Ctrl-C reaches us alone. The lifeline is ours alone: no program
+    that we start inherits it, so it closes when we end, however that happens.
+    """
+    theirs, lifeline = os.pipe()
+    report, reporter = os.pipe()
     try:
-        return subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        with closing(report), closing(theirs):
+            with closing(reporter):
+                process = subprocess.Popen(
+                    [sys.executable, "-S", "-I", str(GUARD), str(theirs), str(reporter), *argv],
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    start_new_session=True,
+                    pass_fds=(theirs, reporter),
+                )
+            require_started(process, report)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        if isinstance(error, FileNotFoundError):
-            lost = cwd is not None and not cwd.is_dir()
-            reason = f"there is no folder {cwd} to run it in" if lost else "no such program"
-        raise EnvironmentUnfitError(
-            f"cannot run {argv[0]}: {reason}", advice="Run `wheelmill doctor` to see what is missing."
-        ) from error
+        os.close(lifeline)
+        raise unstartable(argv, cwd, error) from error
+    except BaseException:
+        os.close(lifeline)
+        raise
+    return process, lifeline
+
+
+def require_started(process: "subprocess.Popen[bytes]", report: int) -> None:
+    """Wait until the guard's program runs; OSError where it cannot."""
+    if number := os.read(report, 16):
+        process.communicate()
+        raise OSError(int(number), os.strerror(int(number)))
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[None]:
+    """Close a descriptor at the end of a block."""
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def unstartable(argv: Sequence[str], cwd: Path | None, error: OSError) -> EnvironmentUnfitError:
+    """Say why a program cannot be started."""
+    reason = (error.strerror or str(error)).lower()
+    if isinstance(error, FileNotFoundError):
+        lost = cwd is not None and not cwd.is_dir()
+        reason = f"there is no folder {cwd} to run it in" if lost else "no such program"
+    return EnvironmentUnfitError(
+        f"cannot run {argv[0]}: {reason}", advice="Run `wheelmill doctor` to see what is missing."
+    )
 
 
 @contextmanager
@@ -180,7 +225,35 @@ def unwritable(log: Path, error: OSError) -> WheelmillError:
     )
 
 
-def tee(stream: IO[bytes], sink: IO[bytes], log: Path) -> Iterator[str]:
+def lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
+    """Read what a program says, line by line, until the last of its tree has closed the pipe, or it has ended.
+
+    Its guard outlives the tree: only when somebody has killed the guard can others hold the pipe still.
+    """
+    assert process.stdout is not None  # noqa: S101 - popen was asked for a pipe
+    pipe, rest = process.stdout.fileno(), b""
+    ended = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        gone = False
+        while (ready := {descriptor for descriptor, _ in poll.poll(GRACE_MILLISECONDS if gone else None)}) or not gone:
+            if ended in ready:
+                poll.unregister(ended)
+                gone = True
+            if pipe in ready:
+                if not (block := os.read(pipe, BLOCK)):
+                    break
+                *whole, rest = (rest + block).split(b"\n")
+                yield from (line + b"\n" for line in whole)
+    finally:
+        os.close(ended)
+    if rest:
+        yield rest
+
+
+def tee(stream: Iterator[bytes], sink: IO[bytes], log: Path) -> Iterator[str]:
     """Copy a program's output to its log at once, and hand it on line by line."""
     for raw in stream:
         rest = raw
