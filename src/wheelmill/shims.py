@@ -292,10 +292,12 @@ def compile_gate(directory: Path, compiler: Path, runner: Runner, *, tmp: Path) 
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TMPDIR": str(tmp)}
     for linked in (("-static",), ()):
         argv = [str(compiler), *GATE_FLAGS, *linked, str(GATE), "-o", str(target)]
-        if runner.run(argv, env=env, check=False).returncode != 0:
+        try:
+            runner.run(argv, env=env)
+            if runner.run([str(target)], env=env, check=False).returncode == GATE_BY_HAND:
+                return target
+        except (CommandFailedError, EnvironmentUnfitError):
             continue
-        if runner.run([str(target)], env=env, check=False).returncode == GATE_BY_HAND:
-            return target
     return None
 
 
