@@ -311,6 +311,7 @@ class Memory:
 class ControlGroups:
     """Holds leases in cgroups below one of ours."""
 
+    name: Name
     exact_oom = True
 
     def __init__(
@@ -462,6 +463,7 @@ class PolledGroup:
         while (left := self._living(scan(self._way.proc)) - {except_pid}) and time.monotonic() < deadline:
             killed.update(pid for pid in left if self._signal(pid, signal.SIGKILL))
             time.sleep(PAUSE_SECONDS)
+        self._way.forget()
         return len(killed)
 
     def _signal(self, pid: int, number: signal.Signals) -> bool:
@@ -512,7 +514,7 @@ class Polling:
         return self._table
 
     def forget(self) -> None:
-        """Look again at the next question: a process has come that the last look does not know."""
+        """Look again at the next question: what the last look saw has been changed by us."""
         self._fresh_until = float("-inf")
 
     def oom_kills(self) -> int:

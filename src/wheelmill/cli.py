@@ -35,10 +35,11 @@ from .index import remove_indexes, write_index
 from .inspection import inspect_wheel
 from .install import Installation, PinnedWheel, offline_install
 from .installed import verify_stack
+from .limits import Limits, read_limits
 from .lint import Request, lint
 from .measure import measure, refresh
 from .peaks import to_line
-from .pipeline import Bounds, Built, Failed, Tools, attempt, fetch_all, fetch_toolkit, plan, survey_machine
+from .pipeline import Bounds, Built, Failed, Tools, attempt, capped, fetch_all, fetch_toolkit, plan, survey_machine
 from .plan import Plan, spell_seconds
 from .preflight import Finding
 from .remedies import Surroundings
@@ -89,6 +90,7 @@ class Options(argparse.Namespace):
     gpu: list[str] | None = None
     unit: list[str] | None = None
     table: Path | None = None
+    root: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,20 +388,36 @@ def log_blocks(name: str, cwd: Path) -> Iterator[bytes]:
 
 def run_limits(session: Session) -> int:
     """Show effective cpus, memory and processes, and where each bound comes from."""
-    limits = session.tools.limits()
+    root = session.options.root
+    limits = session.tools.limits() if root is None else capped(copied_limits(session, root), session.tools.bounds)
+    usable, sources = max(0, capacity(limits.available_bytes)), limits.sources
     figures: dict[str, object] = {
         "cpus": limits.cpus,
         "memory_bytes": limits.memory_bytes,
-        "capacity_bytes": max(0, capacity(limits.available_bytes)),
+        "capacity_bytes": usable,
         "pids": limits.pids,
-        "from": limits.sources,
+        "from": sources,
     }
     if session.options.json:
         session.document({"schema": 1, **figures})
-    else:
-        for name, value in figures.items():
-            result(f"{name}: {value}")
+        return 0
+    left = "" if limits.pids_free is None else f", {limits.pids_free} more fit now"
+    result(f"cpus: {limits.cpus:g} ({sources['cpus']})")
+    result(f"memory: {gib(limits.memory_bytes)} ({sources['memory']})")
+    result(f"for compiles now: {gib(usable)}, of {gib(limits.available_bytes)} free ({sources['available']})")
+    result(f"processes: {limits.pids or 'no limit known'}{left} ({sources['pids']})")
     return 0
+
+
+def copied_limits(session: Session, root: Path) -> Limits:
+    """Answer for another machine from a copy of its files; UsageError where the folder holds none."""
+    directory = session.runtime.cwd / root
+    if not (directory / "proc/meminfo").is_file():
+        raise UsageError(
+            f"--root: {directory} holds no copy of a machine's files: no proc/meminfo",
+            advice="Make one there: `wheelmill limits --help` says how.",
+        )
+    return read_limits(directory)
 
 
 def run_inspect(session: Session) -> int:
@@ -597,6 +615,11 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "GLOB",
         "help": "only units whose source matches, by path or file name; again for more",
     },
+    "--root": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "answer for the machine whose files were copied to this folder",
+    },
     "--table": {"type": Path, "metavar": "FILE", "help": "put what was measured into this table, too"},
     "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
@@ -636,8 +659,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "limits": Command(
         help="effective cpus, memory and processes, and where each comes from",
-        examples="wheelmill limits --json",
+        examples="wheelmill limits --json\nwheelmill limits --root ./copy",
         run=run_limits,
+        options=("--root",),
+        notes="A copy of another machine's files, made there (what cannot be read does not matter):\n"
+        "  cp -r --parents /proc/self/cgroup /proc/self/mountinfo /proc/self/status /proc/meminfo /proc/loadavg \\\n"
+        "    /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /sys/devices/system/cpu/online /sys/fs/cgroup copy/",
     ),
     "lock": Command(
         help="resolve and hash a stack's requirements (--check: offline, are the locks current)",
