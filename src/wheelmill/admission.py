@@ -161,7 +161,7 @@ class Admission:
         self._waiting: dict[int, _Entry] = {}
         self._running: dict[int, _Entry] = {}
         self._order: list[int] | None = []
-        self._spare = 0
+        self._least = self._certain = self._spare = 0
 
     @property
     def running(self) -> tuple[Running, ...]:
@@ -239,15 +239,21 @@ class Admission:
 
     def admit(self, now: float, room: Room) -> list[Verdict]:
         """Decide who starts now and who never can. Those let go run from now on; those refused are forgotten."""
-        verdicts: list[Verdict] = self._refused(room)
-        spare = room.free_bytes - room.pending_bytes - self.pending_bytes
+        verdicts = self._refused(room)
+        self._spare = room.free_bytes - room.pending_bytes - self.pending_bytes
+        queue = self._queue()
+        if self._running and self._spare < min(self._least, room.hard_bytes):
+            # most calls end here: what fits nobody needs no look at every one
+            if queue:
+                self._may_start(self._waiting[queue[0]], room)
+            return verdicts
         passed: list[_Entry] = []
-        for lease in self._queue():
+        for lease in queue:
             entry = self._waiting[lease]
             if len(self._running) >= room.slots:
                 entry.why = lambda: f"{room.slots} run at once, and all of them are taken"
                 break
-            reserved = self._may_start(entry, spare, room)
+            reserved = self._may_start(entry, room)
             if reserved is None:
                 passed.append(entry)
                 if entry.passed >= PATIENCE:
@@ -257,11 +263,9 @@ class Admission:
             entry.start(reserved, now)
             self._running[lease] = entry
             verdicts.append(Go(lease=lease, reserved_bytes=reserved))
-            spare -= reserved
+            self._spare -= reserved
             for other in passed:
                 other.passed += 1
-        self._spare = spare
-        if verdicts:
             self._order = None
         return verdicts
 
@@ -300,6 +304,8 @@ class Admission:
         """Give the waiting leases in order: those passed over too often, then the longest first."""
         if self._order is None:
             self._order = sorted(self._waiting, key=self._rank)
+            self._least = min((entry.need for entry in self._waiting.values()), default=0)
+            self._certain = max((entry.certain for entry in self._waiting.values()), default=0)
         return self._order
 
     def _rank(self, lease: int) -> tuple[bool, float, float, int]:
@@ -309,6 +315,9 @@ class Admission:
     def _refused(self, room: Room) -> list[Verdict]:
         """Take out those that cannot run here even alone."""
         refused: list[Verdict] = []
+        self._queue()
+        if self._certain <= room.hard_bytes and not any(entry.spent for entry in self._waiting.values()):
+            return refused
         for lease, entry in list(self._waiting.items()):
             if entry.spent:
                 reason = (
@@ -325,7 +334,7 @@ class Admission:
             refused.append(Refuse(lease=lease, reason=reason + advice))
         return refused
 
-    def _may_start(self, entry: _Entry, spare: int, room: Room) -> int | None:
+    def _may_start(self, entry: _Entry, room: Room) -> int | None:
         """Give what to reserve, or None and leave the reason.
 
         With nearly all of the machine to itself a compile has as much as it will ever have: then margins and guesses
@@ -339,7 +348,7 @@ class Admission:
         if running and (entry.alone or any(other.alone for other in running.values())):
             entry.why = lambda: f"one runs alone, after it was killed for memory {ALONE_FROM - 1} times"
             return None
-        if need <= spare:
+        if need <= self._spare:
             return need
         entry.why = lambda: _short(need, self._spare, room, running=bool(running))
         return None
