@@ -64,7 +64,7 @@ from .sandbox import (
     system,
     unmakable,
 )
-from .shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, compile_launcher, make_shims
+from .shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, compile_gate, compile_launcher, make_shims
 from .source import SourceTree
 from .toolkit import INCLUDE_FOLDERS, Toolkit, ToolkitView
 
@@ -306,7 +306,7 @@ def build_wheel(
         socket = Path(short) / "governor"
         shares = (*equipment.box.shares, Share(outside=Path(short), inside=RUN))
         equipment = replace(equipment, box=replace(equipment.box, shares=shares))
-        make_shims(place.shims, shim_spec(place, equipment, derivation, socket=socket, runner=runner))
+        make_shims(place.shims, shim_spec(place, equipment, derivation, socket=socket, runner=runner, report=report))
         compile_launcher(place.shims, equipment.environment.python.resolve(), runner)
         install_nvcc(place, equipment.view)
         variables = variables_of(place, equipment, derivation)
@@ -424,7 +424,13 @@ def recorded(path: Path) -> tuple[CompileRecord, ...]:
 
 
 def shim_spec(
-    place: Workplace, equipment: Equipment, derivation: Derivation, *, socket: Path, runner: Runner
+    place: Workplace,
+    equipment: Equipment,
+    derivation: Derivation,
+    *,
+    socket: Path,
+    runner: Runner,
+    report: Reporter,
 ) -> ShimSpec:
     """Say what the launcher is to do in this build."""
     box, environment, cache = equipment.box, equipment.environment, equipment.cache
@@ -448,8 +454,17 @@ def shim_spec(
         link_objects=(str(box.see(floor_object(place, equipment.host, runner))),),
         source_root=box.see(place.source),
         refusals=box.see(place.refusals),
+        gate=gate_program(place, equipment.host, runner, report),
         seen_as=box.see(place.shims),
     )
+
+
+def gate_program(place: Workplace, host: HostCompiler, runner: Runner, report: Reporter) -> Path | None:
+    """Compile what waits for leases; where that cannot be, say what the one in Python costs."""
+    gate = compile_gate(place.shims, host.cc, runner, tmp=place.tmp)
+    if gate is None:
+        report.warn(f"{host.cc} cannot compile the gate: each compile that waits takes 20 MB more")
+    return gate
 
 
 def floor_object(place: Workplace, host: HostCompiler, runner: Runner) -> Path:
