@@ -324,6 +324,21 @@ def test_the_table_that_ships(samples: list[Sample]) -> None:
     assert all('"reserved_bytes":0,"attempt":1' in line for line in lines)
 
 
+SHIPPED = Path(__file__).parents[2] / "recipes/peaks"
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_the_tables_that_we_ship(path: Path) -> None:
+    """As `to_table` writes them, of a recipe or its variant, without a path of a machine."""
+    samples = read_peaks(path)
+    assert samples
+    assert to_table(samples) == path.read_text()
+    assert all(not one.of.unit.startswith("/") and one.of.tool.count(" ") == 1 for one in samples)
+    package, _, variant = path.stem.partition(".")
+    recipe = (SHIPPED.parent / f"{package}.toml").read_text()
+    assert not variant or f".variant.{variant}]" in recipe
+
+
 # records
 
 RECORD: dict[str, object] = {
