@@ -66,13 +66,17 @@ class Forecast:
         peaks = gib(self.largest)
         if self.smallest < NEAR_EQUAL * self.largest:
             peaks = f"{self.smallest / 2**30:.1f} to {peaks}"
+        reason = self.grant.reason
         asked = self.grant.requested if self.grant.limited_by != "request" else None
         lost = f"nothing is lost by asking for {asked}" if asked else ""
         if self.most_at_once > self.grant.granted > 0:
             later = f"; up to {self.most_at_once} as peaks pass" + (f", so {lost}" if lost else "")
         else:
             later = f"; {lost}" if lost and self.grant.granted else ""
-        sentences = [f"{said}; a unit peaks at {peaks} ({self.spell_source()}).", f"{self.grant.reason}{later}."]
+        sentences = [
+            f"{said}; a unit peaks at {peaks} ({self.spell_source()}).",
+            f"{reason[:1].upper()}{reason[1:]}{later}.",
+        ]
         if self.expected_seconds >= 1 and self.grant.granted:
             ideal, expected = spell_seconds(self.ideal_seconds), spell_seconds(self.expected_seconds)
             # memory is given back as peaks pass, which the ideal of one peak per unit does not know
