@@ -10,13 +10,11 @@ from .cgroups import Backend, oom_count
 from .limits import Limits
 from .peaks import Peaks, Prediction, Sample, Unit, append_sample, flags_digest, threads_of
 from .records import Begun
-from .resources import capacity
+from .resources import PROCESSES_PER_COMPILE, capacity
 from .roster import Roster, Seat, Seated
 
 CRITICAL = 0.5
 """The part of the reserve below which compiles are killed; below the whole of it none is admitted."""
-PROCESSES_PER_COMPILE = 12
-"""nvcc with its shell, cicc or ptxas, launcher, cache and gate, and some threads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

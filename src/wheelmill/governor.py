@@ -318,7 +318,7 @@ class Governor:
             self.ledger.done(peer.id, message, ended.course)
             if ended.why is not None:
                 self.ledger.killed(peer.id, ended.why)
-                self.admission.again(peer.key, ended.course.peak_bytes, now)
+                self.admission.again(peer.key, ended.course.peak_bytes, now, by_kernel=ended.why == "oom")
             else:
                 self.admission.release(peer.key)
         self._changed = True
