@@ -18,12 +18,22 @@ import pytest
 
 from wheelmill import cgroups
 from wheelmill._process import SystemRunner
+from wheelmill.account import Means, Terms
 from wheelmill.build import PID_SOURCE
 from wheelmill.elf import read_elf
-from wheelmill.governor import Governor, Means, Terms
+from wheelmill.governor import Governor
 from wheelmill.limits import read_limits
 from wheelmill.records import CompileRecord, read_records
-from wheelmill.shims import HostCompiler, Nvcc, ObjectCache, Shims, ShimSpec, host_compilers, make_shims
+from wheelmill.shims import (
+    HostCompiler,
+    Nvcc,
+    ObjectCache,
+    Shims,
+    ShimSpec,
+    compile_gate,
+    host_compilers,
+    make_shims,
+)
 
 pytestmark = [
     pytest.mark.integration,
@@ -44,7 +54,7 @@ NINE = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in (75, 80, 86, 87, 89, 9
 class Site:
     """A place to compile in: sources, shims, a cache, and the governor of the moment."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, gate: Path | None) -> None:
         self.root = root
         self.source = root / "source"
         self.source.mkdir()
@@ -58,6 +68,7 @@ class Site:
             cache=ObjectCache(ccache=CCACHE, directory=root / "cache"),
             source_root=self.source,
             refusals=root / "refusals",
+            gate=gate,
         )
 
     def shims(self, name: str = "shims", **changes: object) -> Shims:
@@ -109,10 +120,17 @@ class Site:
         return replace(self.spec.host, cc=path, cxx=path)
 
 
+@pytest.fixture(scope="session")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """Compile the gate as a build does; test_gate.py tries the one in Python as well."""
+    folder = tmp_path_factory.mktemp("gate")
+    return compile_gate(folder, Path(shutil.which("gcc") or ""), SystemRunner(), tmp=folder)
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, gate: Path | None) -> Site:
     """Give an empty site."""
-    return Site(tmp_path)
+    return Site(tmp_path, gate)
 
 
 @pytest.fixture
@@ -265,8 +283,8 @@ def test_no_more_run_than_there_are_slots(site: Site) -> None:
     assert max(record.waited_s for record in records) > 0.5
 
 
-def test_a_killed_gate_frees_its_lease_with_its_compiler(site: Site) -> None:
-    """The lease outlives a killed gate while its compiler holds memory, and no longer."""
+def test_a_lease_lasts_while_its_compiler_holds_memory(site: Site) -> None:
+    """The lease outlives gate and launcher that were killed, until their compiler has ended."""
     go, at_work, path = site.root / "go", site.root / "at-work", site.write("a.cpp", CODE)
     waits = f"touch {at_work}; while [ ! -e {go} ]; do sleep 0.02; done"
     shims = site.shims(host=site.fake("held-g++", waits))
@@ -275,8 +293,12 @@ def test_a_killed_gate_frees_its_lease_with_its_compiler(site: Site) -> None:
         wait_for(lambda: governor.state().running == 1)
         wait_for(at_work.exists)  # its name alone stands in the command lines of launcher, ccache and gate, too
         second = site.start(shims, "g++", "-c", path.name, "-DSECOND", "-o", "second.o")
-        [gate] = [pid for pid in alive("--gate") if "first.o" in Path(f"/proc/{pid}/cmdline").read_text()]
-        os.kill(gate, signal.SIGKILL)
+        compiler = os.path.realpath("/bin/sh")
+        ours = [pid for pid in alive("first.o") if os.path.realpath(f"/proc/{pid}/exe") != compiler]
+        for pid in ours:  # all stopped before one is killed, as each ends what the next leaves behind
+            os.kill(pid, signal.SIGSTOP)
+        for pid in ours:
+            os.kill(pid, signal.SIGKILL)
         assert first.wait(10) != 0
         assert governor.state().running == 1
         go.touch()
@@ -572,7 +594,7 @@ def test_nvccs_own_gcc_calls_pass(device: Site) -> None:
 
 @pytest.mark.usefixtures("governed")
 def test_a_compile_costs_little_more(site: Site) -> None:
-    """Launcher and gate together add at most 100 ms (measured: about 30)."""
+    """Launcher and gate together add at most 50 ms (measured: 15 to 20)."""
     shims = site.shims(cache=None, host=site.fake("quick-g++", "exec true"))
     site.write("a.cpp", CODE)
 
@@ -585,4 +607,4 @@ def test_a_compile_costs_little_more(site: Site) -> None:
         return min(times)
 
     bare = best(str(site.root / "quick-g++"), "-c", "a.cpp", "-o", "a.o")
-    assert best("g++", "-c", "a.cpp", "-o", "a.o") - bare < 0.1
+    assert best("g++", "-c", "a.cpp", "-o", "a.o") - bare < 0.05
