@@ -1,8 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from wheelmill.limits import Limits, count_cpus, read_limits
+from wheelmill import cli
+from wheelmill.limits import Limits, count_cpus, find_places, read_limits, read_now
+from wheelmill.resources import capacity
 
 GIB = 1 << 30
 V2_MOUNT = "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
@@ -181,3 +184,145 @@ def test_the_smallest_wins_wherever_it_stands(limits: tuple[int, ...], tmp_path:
     found = read_limits(tree(tmp_path, files), f"0::{group}")
 
     assert found.memory_bytes == min(*limits, 64) * GIB
+
+
+def test_cache_that_nobody_runs_from_is_free(tmp_path: Path) -> None:
+    """Active or not: a pass by splice makes pages active at once. What is mapped is a program's own text."""
+    stat = f"anon {GIB}\ninactive_file {GIB}\nactive_file {2 * GIB}\nfile_mapped {GIB // 2}"
+    files = MACHINE | {
+        "proc/self/mountinfo": V2_MOUNT,
+        "sys/fs/cgroup/memory.max": 10 * GIB,
+        "sys/fs/cgroup/memory.current": 6 * GIB,
+        "sys/fs/cgroup/memory.stat": stat,
+    }
+
+    assert read_limits(tree(tmp_path, files), "0::/").available_bytes == int(6.5 * GIB)
+
+
+def test_a_pods_limit_above_a_v1_container(tmp_path: Path) -> None:
+    """v1 tells of limits of ancestors that the container does not see; what is left below them it does not."""
+    pod = "/kubepods/burstable/pod1/c1"
+    files = MACHINE | {
+        "proc/self/mountinfo": f"31 24 0:27 {pod} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+        "proc/self/cgroup": f"9:memory:{pod}",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000,
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": GIB,
+        "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {4 * GIB}",
+    }
+    limits = read_limits(tree(tmp_path, files))
+
+    assert (limits.memory_bytes, limits.available_bytes) == (4 * GIB, 3 * GIB)
+    assert limits.sources["memory"] == "/sys/fs/cgroup/memory/memory.stat hierarchical_memory_limit"
+
+
+def test_docker_in_docker(tmp_path: Path) -> None:
+    """The inner container is mounted at its own group; the outer one's limit is seen where v2 shows it."""
+    files = MACHINE | {
+        "proc/self/mountinfo": V2_MOUNT,
+        "proc/self/cgroup": "0::/docker/inner",
+        "sys/fs/cgroup/memory.max": 6 * GIB,
+        "sys/fs/cgroup/memory.current": GIB,
+        "sys/fs/cgroup/cpu.max": "150000 100000",
+        "sys/fs/cgroup/docker/memory.max": "max",
+        "sys/fs/cgroup/docker/inner/memory.max": 8 * GIB,
+        "sys/fs/cgroup/docker/inner/memory.current": GIB,
+        "sys/fs/cgroup/docker/inner/cpu.max": "800000 100000",
+    }
+    limits = read_limits(tree(tmp_path, files))
+
+    assert (limits.cpus, limits.memory_bytes, limits.available_bytes) == (1.5, 6 * GIB, 5 * GIB)
+    assert limits.sources["memory"] == "/sys/fs/cgroup/memory.max"
+
+
+def test_a_slice_of_systemds(tmp_path: Path) -> None:
+    """A user's slice holds memory and processes of all of that user's sessions together."""
+    user = "sys/fs/cgroup/user.slice/user-1000.slice"
+    scope = f"{user}/user@1000.service/app.slice/run-u5.scope"
+    files = MACHINE | {
+        "proc/self/mountinfo": V2_MOUNT,
+        "proc/self/cgroup": f"0::/{scope.removeprefix('sys/fs/cgroup/')}",
+        f"{scope}/memory.max": "max",
+        f"{scope}/memory.high": "max",
+        f"{scope}/pids.max": "max",
+        f"{scope}/pids.current": 12,
+        f"{user}/memory.max": 20 * GIB,
+        f"{user}/memory.current": 18 * GIB,
+        f"{user}/pids.max": 10813,
+        f"{user}/pids.current": 10000,
+    }
+    limits = read_limits(tree(tmp_path, files))
+
+    assert (limits.memory_bytes, limits.available_bytes) == (20 * GIB, 2 * GIB)
+    assert (limits.pids, limits.pids_free) == (10813, 813)
+    assert limits.sources["pids"] == "/sys/fs/cgroup/user.slice/user-1000.slice/pids.max"
+
+
+def test_room_for_processes_is_the_smallest_anywhere(tmp_path: Path) -> None:
+    """A large limit that is nearly used up leaves less than a small one; the machine's threads count."""
+    files = MACHINE | {
+        "proc/loadavg": "0.10 0.20 0.30 2/199900 4711",
+        "proc/self/mountinfo": V2_MOUNT,
+        "sys/fs/cgroup/pids.max": 5000,
+        "sys/fs/cgroup/pids.current": 10,
+    }
+    limits = read_limits(tree(tmp_path, files), "0::/")
+
+    assert (limits.pids, limits.pids_free) == (5000, 100)
+
+
+def test_found_once_read_often(tmp_path: Path) -> None:
+    """What a neighbour takes, and a limit that is lowered meanwhile, are seen at the next reading."""
+    files = MACHINE | {
+        "proc/self/mountinfo": V2_MOUNT,
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": "max",
+        "sys/fs/cgroup/job/memory.current": GIB,
+    }
+    places = find_places(tree(tmp_path, files))
+    assert read_now(places).available_bytes == 48 * GIB
+
+    tree(tmp_path, {"proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {5 << 20} kB"})
+    assert read_now(places).available_bytes == 5 * GIB
+    tree(tmp_path, {"sys/fs/cgroup/job/memory.max": 3 * GIB})
+    assert (read_now(places).memory_bytes, read_now(places).available_bytes) == (3 * GIB, 2 * GIB)
+
+
+def test_the_command_answers_for_a_copied_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --root, of nothing but the files there; the fields are the documented ones."""
+    files = MACHINE | {
+        "proc/self/mountinfo": V2_MOUNT,
+        "proc/self/cgroup": "0::/",
+        "sys/fs/cgroup/memory.max": 20 * GIB,
+        "sys/fs/cgroup/memory.current": 4 * GIB,
+        "sys/fs/cgroup/pids.max": 5000,
+        "sys/fs/cgroup/pids.current": 10,
+    }
+    root = str(tree(tmp_path, files))
+    assert cli.main(["limits", "--root", root, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": 1,
+        "cpus": 16.0,
+        "memory_bytes": 20 * GIB,
+        "capacity_bytes": capacity(16 * GIB),
+        "pids": 5000,
+        "from": {
+            "cpus": "/proc/self/status Cpus_allowed_list",
+            "memory": "/sys/fs/cgroup/memory.max",
+            "available": "/sys/fs/cgroup/memory.max",
+            "pids": "/sys/fs/cgroup/pids.max",
+        },
+    }
+
+    assert cli.main(["limits", "--root", root, "--memory", "8GiB"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "cpus: 16 (/proc/self/status Cpus_allowed_list)",
+        "memory: 8.0 GiB (--memory)",
+        "for compiles now: 6.8 GiB, of 8.0 GiB free (--memory)",
+        "processes: 5000, 4990 more fit now (/sys/fs/cgroup/pids.max)",
+    ]
+
+
+def test_the_command_says_what_a_copy_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong folder is a usage error, not a machine of one cpu without memory."""
+    assert cli.main(["limits", "--root", str(tmp_path)]) == 2
+    assert f"error: --root: {tmp_path} holds no copy of a machine's files: no proc/meminfo" in capsys.readouterr().err
