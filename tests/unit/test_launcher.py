@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -508,3 +509,93 @@ def test_a_missing_governor_is_named(tmp_path: Path) -> None:
         launcher.Channel(str(tmp_path / "s"))
 
     assert str(caught.value) == f"the governor at {tmp_path}/s does not answer (No such file or directory)"
+
+
+# JSON without the json module
+
+JSON = st.recursive(
+    st.one_of(st.text(), st.booleans(), st.none()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+)
+
+
+@given(JSON)
+def test_json_is_spelled_and_read_as_json_does(value: object) -> None:
+    """What is written is what `json` writes without blanks, and what `json` writes is read."""
+    assert launcher.spell(value) == json.dumps(value, separators=(",", ":"))
+    assert launcher.parse(json.dumps(value)) == value
+
+
+def test_words_that_are_no_utf8_are_spelled() -> None:
+    """A path of any bytes goes into a message."""
+    assert launcher.spell("\udcff") == '"\\udcff"'
+
+
+@pytest.mark.parametrize("text", ["", "x", '{"a"', '{"a":}'])
+def test_what_is_no_json_is_told(text: str) -> None:
+    """A broken document is never taken for one."""
+    with pytest.raises((ValueError, StopIteration)):
+        launcher.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b'{"op":"refuse","message":"needs \\u2265 9 GiB"}\n', "needs \u2265 9 GiB"),
+        (b'{"op":"refuse"}\n', '{"op":"refuse"}'),
+        (b"what?\n", "what?"),
+        (b"[1]\n", "[1]"),
+    ],
+)
+def test_a_refusal_is_the_governors_own_words(answer: bytes, text: str) -> None:
+    """Its message, or whatever it said in its place."""
+    assert launcher.refusal_text(answer) == text
+
+
+# Skipping
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("-c a.c -o x/a.o", {"x/a.o": ""}),
+        ("-c sub/a.c", {"a.o": ""}),
+        ("-c a.c -o a.o -MD -MF a.d", {"a.o": "", "a.d": "a.o:\n"}),
+        ("-c a.c -o a.o -MD -MF a.d -MQ b.o", {"a.o": "", "a.d": "b.o:\n"}),
+        ("-shared a.o -o a.so", {"a.so": ""}),
+        ("-fsyntax-only a.c", {}),
+    ],
+)
+def test_a_skipped_unit_leaves_empty_files(
+    line: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a build system looks for after a compile is there, and valid."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+
+    launcher.skip(launcher.classify(line.split(), nvcc=False))
+
+    found = {str(path.relative_to(tmp_path)): path.read_text("utf-8") for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == files
+
+
+def test_a_skipped_unit_of_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nvcc has names of its own for these."""
+    monkeypatch.chdir(tmp_path)
+    line = "-c t.cu --output-file t.o --generate-dependencies-with-compile --dependency-output t.o.d"
+
+    launcher.skip(launcher.classify(line.split(), nvcc=True))
+
+    assert (tmp_path / "t.o").read_bytes() == b""
+    assert (tmp_path / "t.o.d").read_text("utf-8") == "t.o:\n"
+
+
+# The gate that stands in the launcher's place
+
+
+def test_gate_c_stays_small() -> None:
+    """Whoever reads it reads all of it."""
+    source = Path(launcher.__file__).with_name("gate.c").read_text("utf-8").splitlines()
+
+    assert len(source) <= 200
+    assert max(map(len, source)) <= 120

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from wheelmill import shims
 from wheelmill._process import Completed
 from wheelmill.errors import CommandFailedError, EnvironmentUnfitError
-from wheelmill.shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, host_compilers, make_shims
+from wheelmill.shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, compile_gate, host_compilers, make_shims
 
 HOST = HostCompiler(
     cc=Path("/opt/gcc/bin/gcc"),
@@ -48,6 +49,19 @@ def test_a_shim_is_two_lines(tmp_path: Path) -> None:
     assert (tmp_path / "gate").read_text("utf-8") == f'#!/bin/sh\n{start} --gate "$@"\n'
     assert shims.bin == Path("/wheelmill/tools/bin")
     assert config(tmp_path)["shim_dir"] == "/wheelmill/tools/bin"
+
+
+def test_a_compiled_gate_stands_where_the_script_did(tmp_path: Path) -> None:
+    """The cache names its prefix by the path, which is one and the same; the launcher is told which it is."""
+    make_shims(tmp_path / "python", spec())
+    (tmp_path / "gate.bin").write_bytes(b"\x7fELF")
+    shims = make_shims(tmp_path / "compiled", spec(gate=tmp_path / "gate.bin"))
+
+    assert shims.gate.read_bytes() == b"\x7fELF"
+    assert os.access(shims.gate, os.X_OK)
+    assert config(tmp_path / "python")["native"] is False
+    assert config(tmp_path / "compiled")["native"] is True
+    assert shims.gate.name == "gate"
 
 
 def test_nvcc_runs_under_its_name_in_the_view(tmp_path: Path) -> None:
@@ -121,6 +135,46 @@ def test_names_of_gpus_are_no_archs(tmp_path: Path) -> None:
     """Names are resolved before, here only numbers count."""
     with pytest.raises(ValueError, match="'blackwell' is no architecture"):
         make_shims(tmp_path, spec(archs=("10.0", "blackwell")))
+
+
+class Compiler:
+    """A runner that compiles as it is told, with the statuses of its runs in turn."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.commands = list(statuses), list[list[str]]()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],  # noqa: ARG002 - as Runner has it
+        cwd: Path | None = None,  # noqa: ARG002
+        check: bool = True,
+    ) -> Completed:
+        self.commands.append(list(argv))
+        status = self.statuses.pop(0)
+        if status and check:
+            raise CommandFailedError(argv, status)
+        return Completed(argv=tuple(argv), returncode=status, stdout="", stderr="", seconds=0.0)
+
+    stream = None
+
+
+@pytest.mark.parametrize(
+    ("statuses", "linked"),
+    [([0, 2], ["-static"]), ([1, 0, 2], []), ([0, 1, 0, 2], []), ([1, 1], None), ([0, 127, 0, 127], None)],
+)
+def test_the_gate_is_compiled_and_tried(tmp_path: Path, statuses: list[int], linked: list[str] | None) -> None:
+    """Statically where that can be; what does not run when it is tried is no gate."""
+    compiler = Compiler(*statuses)
+
+    gate = compile_gate(tmp_path, Path("/usr/bin/gcc"), compiler, tmp=tmp_path)  # type: ignore[arg-type]
+
+    assert gate == (None if linked is None else tmp_path / "gate.bin")
+    if linked is not None:
+        source = str(Path(shims.__file__).with_name("gate.c"))
+        command = ["/usr/bin/gcc", "-std=c99", "-O2", *linked, source, "-o", f"{tmp_path}/gate.bin"]
+        assert compiler.commands[-2:] == [command, [f"{tmp_path}/gate.bin"]]
 
 
 # The host's compilers
