@@ -97,9 +97,14 @@ class Prediction:
 
 
 class Peaks:
-    """The samples of one package, shipped ones first; of each unit's the last ones count."""
+    """The samples of one package, shipped ones first; of each unit's the last ones count.
 
-    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+    `kin`: samples of its variants, or of what this is a variant of. The same unit there tells more than others here.
+    """
+
+    def __init__(self, samples: Iterable[Sample] = (), kin: Iterable[Sample] = ()) -> None:
+        related = tuple(kin)
+        self._kin = Peaks(related) if related else None
         self._of: dict[str, dict[Unit, list[Sample]]] = {}
         self._folders: dict[str, list[str]] = {}
         for sample in samples:
@@ -122,11 +127,10 @@ class Peaks:
     def predict(self, unit: Unit, fallback_bytes: int | None = None) -> Prediction:
         """Say what a compile will take; `fallback_bytes` is the recipe's memory-per-compile (device code only)."""
         exact = self._of.get(unit.unit, {}).get(unit, [])
-        return with_kills(
-            measured(unit, exact) or self._nearby(unit) or self._class(unit) or guess(unit, fallback_bytes), exact
-        )
+        near = measured(unit, exact) or self.nearby(unit) or (self._kin and self._kin.nearby(unit))
+        return with_kills(near or self._class(unit) or guess(unit, fallback_bytes), exact)
 
-    def _nearby(self, unit: Unit) -> Prediction | None:
+    def nearby(self, unit: Unit) -> Prediction | None:
         """Go by the same unit under another compiler, other flags or for other architectures.
 
         Those for the same architectures and threads tell more than the rest.
@@ -145,7 +149,7 @@ class Peaks:
             if shared and shared >= best and name != unit.unit and self._has(name, device=bool(unit.archs)):
                 members = [*members, name] if shared == best else [name]
                 best = shared
-        made = [prediction for name in members if (prediction := self._nearby(replace(unit, unit=name)))]
+        made = [prediction for name in members if (prediction := self.nearby(replace(unit, unit=name)))]
         found = merged(made, unit, basis="class")
         if found is None:
             return None

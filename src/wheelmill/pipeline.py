@@ -441,9 +441,20 @@ def peaks_files(derivation: Derivation, tools: Tools) -> tuple[Path, Path]:
 
 
 def known_peaks(derivation: Derivation, tools: Tools) -> Peaks:
-    """Read what is known of the compiles of a derivation."""
-    shipped, learned = peaks_files(derivation, tools)
-    return Peaks((*read_peaks(shipped), *read_peaks(learned, learned=True)))
+    """Read what is known of the compiles of a derivation, and of the package's other variants."""
+    own = peaks_files(derivation, tools)
+    shipped, learned = own
+    kin = sorted(
+        path
+        for folder in (shipped.parent, learned.parent)
+        for pattern in (f"{derivation.name}.jsonl", f"{derivation.name}.*.jsonl")
+        for path in folder.glob(pattern)
+        if path not in own
+    )
+    return Peaks(
+        (*read_peaks(shipped), *read_peaks(learned, learned=True)),
+        kin=(sample for path in kin for sample in read_peaks(path, learned=path.parent == learned.parent)),
+    )
 
 
 def foresee(derivation: Derivation, fitted: Fitted, tools: Tools) -> Foresight:

@@ -396,3 +396,12 @@ def test_a_host_units_peak_lasts() -> None:
     assert (host.settled_at, host.tail_bytes) == (1.0, 1000)
     with pytest.raises(ValueError, match="archs_used or argv is not a list"):
         from_record({**RECORD, "archs_used": "sm_100"}, {})
+
+
+def test_the_same_unit_of_a_variant_tells_more_than_another_of_the_package() -> None:
+    """A variant compiles the same source with less in it; another kernel of the package may take twice as much."""
+    forward = replace(BWD, unit="csrc/src/flash_fwd_hdim64_bf16_sm80.cu")
+    kin = sample(replace(forward, flags="of a variant"), peak=400)
+    found = Peaks([sample(peak=1000)], kin=[kin]).predict(forward)
+    assert (found.peak_bytes, found.basis) == (420, "nearby")
+    assert list(Peaks([sample(peak=1000)], kin=[kin])) == [BWD]
