@@ -662,14 +662,12 @@ class Progress:
         if event.kind == "again":
             self.say(f"{event.tool} {event.source}: ended for want of memory, will run again")
         record = event.record
-        if event.kind != "finished" or record is None or record.outcome == "turned-away":
-            return
+        if event.kind != "finished" or record is None or record.outcome in {"turned-away", "vanished"}:
+            return  # the end of the build says why; there may be a hundred of these
         self.done += 1
         took = f"{spell_seconds(record.wall_s)}, {gib(record.memory)}"
         how = {"hit": "from the object cache", "link": f"linked, {took}"}.get(record.cache, took)
-        if record.exit == VANISHED:
-            how = "stopped"
-        elif record.exit:
+        if record.exit:
             how = f"FAILED with status {record.exit}, {took}"
         of = f"/{self.units}" if self.done <= self.units else ""
         self.say(f"[{self.done}{of}] {record.tool} {record.source or record.output}: {how}")

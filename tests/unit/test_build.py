@@ -663,9 +663,8 @@ def event(record: CompileRecord | None, *, running: int = 1) -> Event:
         (compile_record(cache="hit"), "[1/3] nvcc csrc/a.cu: from the object cache"),
         (compile_record("", cache="link", tool="g++"), "[1/3] g++ build/a.o: linked, 1 min 5 s, 3.0 GiB"),
         (compile_record(exit=1), "[1/3] nvcc csrc/a.cu: FAILED with status 1, 1 min 5 s, 3.0 GiB"),
-        (compile_record(exit=-1), "[1/3] nvcc csrc/a.cu: stopped"),
     ],
-    ids=["compiled", "hit", "linked", "failed", "stopped"],
+    ids=["compiled", "hit", "linked", "failed"],
 )
 def test_every_compile_that_ends_is_told(record: CompileRecord, said: str) -> None:
     """Its number, tool, source, time and peak."""
@@ -675,6 +674,15 @@ def test_every_compile_that_ends_is_told(record: CompileRecord, said: str) -> No
     progress.saw(event(record))
     assert report.lines == [said]
     assert progress.done == 1
+
+
+@pytest.mark.parametrize("outcome", ["vanished", "turned-away"])
+def test_what_ends_with_the_build_is_not_told_one_by_one(outcome: str) -> None:
+    """After Ctrl-C or a failure a hundred waiting compiles go at once."""
+    report = Heard()
+    progress = Progress(report, units=3)
+    progress.saw(event(compile_record(exit=-1, outcome=outcome)))
+    assert (report.lines, progress.done) == ([], 0)
 
 
 def test_silence_is_broken_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
