@@ -1,20 +1,43 @@
 """Ask auditwheel for its verdict on one wheel: a program of its own that imports nothing of ours.
 
 auditwheel's API is private (hence the exact pin), it changes the working directory and remembers by path, so every
-question gets a fresh process. Arguments: the wheel, then one pattern per excluded soname. Prints JSON.
+question gets a fresh process. The current folder has the wheel's ELF files (sparse: without their device code, which
+auditwheel does not look at and would take long to unpack). Arguments: the wheel, then one pattern per excluded soname.
+Prints JSON.
 """
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
+from auditwheel import wheel_abi
 from auditwheel.error import AuditwheelError
 from auditwheel.wheel_abi import WheelAbIInfo, analyze_wheel_abi
+
+
+class Unpacked:
+    """What auditwheel makes of a wheel when it opens one; it goes to the wheel's root, where we are."""
+
+    path = Path.cwd()
+
+    def __enter__(self) -> Self:
+        """Be there."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stay: this process has nothing else to do."""
+
+    def iter_files(self) -> Iterator[Path]:
+        """Give the ELF files; auditwheel would pass over the others."""
+        return (path.relative_to(self.path) for path in sorted(self.path.rglob("*")) if path.is_file())
 
 
 def main(arguments: list[str]) -> None:
     """Print the verdict, or the reason why there is none."""
     wheel, *excluded = arguments
+    wheel_abi.InGenericPkgCtx = lambda *_: Unpacked()
     try:
         # `args_ldpaths=""`: no library is looked for on this machine, so that neither its folders nor its libc have
         # a say, and nothing could be grafted.

@@ -25,6 +25,8 @@ CODENAMES = {
     "blackwell": "10.0 (B200) or 12.0 (RTX PRO 6000, RTX 50)",
 }
 
+HOSTS = ("x86_64", "aarch64")
+
 NUMBER = r"(?P<major>[1-9][0-9]{0,2}){dot}(?P<minor>[0-9])(?P<suffix>[af]?)"
 DOTTED = re.compile(NUMBER.replace("{dot}", r"\.") + r"(?P<ptx>\+PTX)?")
 CODE = re.compile(r"(?P<kind>sm|compute)_" + NUMBER.replace("{dot}", ""))
@@ -181,24 +183,49 @@ class Gpu:
 
     name: str
     capability: Arch
+    hosts: tuple[str, ...] = HOSTS
+    """The processors of the machines that it exists in."""
 
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """List the GPUs we know, newest first."""
     table = tomllib.loads((files(__package__) / "data" / "gpus.toml").read_text(encoding="utf-8"))
+    only = {name: (host,) for host, names in table["hosts"].items() for name in names}
     return tuple(
-        Gpu(name=name, capability=Arch.parse(capability))
+        Gpu(name=name, capability=Arch.parse(capability), hosts=only.get(name, HOSTS))
         for capability, names in table["capabilities"].items()
         for name in names
     )
 
 
-def served(archs: Iterable[Arch]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split the known GPUs into those that code for these architectures runs on, and the others."""
+def machine_of(tags: Iterable[str]) -> str:
+    """Tell for which kind of machine a wheel of these tags is; empty for any."""
+    found = {match[0] for tag in tags if (match := re.search(r"x86_64$|aarch64$", tag))}
+    return found.pop() if len(found) == 1 else ""
+
+
+def served(archs: Iterable[Arch], *, machine: str = "x86_64") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split the known GPUs into those that code for these architectures runs on, and the others.
+
+    Only GPUs that exist in this kind of machine count: no x86_64 wheel meets a GB200. Empty: all.
+    """
     code = tuple(archs)
-    runs = {gpu.name: any(code_runs_on(arch, gpu.capability) for arch in code) for gpu in gpus()}
+    known = [gpu for gpu in gpus() if not machine or machine in gpu.hosts]
+    runs = {gpu.name: any(code_runs_on(arch, gpu.capability) for arch in code) for gpu in known}
     return tuple(name for name in runs if runs[name]), tuple(name for name in runs if not runs[name])
+
+
+def spell_gpus(names: Iterable[str], *, each: int = 4) -> str:
+    """List GPUs for people, by the code that is their own: `B300 (sm_103), B200 (sm_100)`; a few names of each."""
+    wanted = set(names)
+    groups: dict[str, list[str]] = {}
+    for gpu in gpus():
+        if gpu.name in wanted:
+            groups.setdefault(gpu.capability.sm, []).append(gpu.name)
+    return "; ".join(
+        f"{', '.join(found[:each])}{', …' if len(found) > each else ''} ({sm})" for sm, found in groups.items()
+    )
 
 
 def gpu_named(text: str) -> Gpu:

@@ -32,7 +32,7 @@ from .errors import (
 )
 from .gc import collect
 from .index import remove_indexes, write_index
-from .inspection import inspect_wheel
+from .inspection import inspect_file
 from .install import Installation, PinnedWheel, offline_install
 from .installed import verify_stack
 from .limits import Limits, read_limits
@@ -42,6 +42,7 @@ from .peaks import to_line
 from .pipeline import Bounds, Built, Failed, Tools, attempt, capped, fetch_all, fetch_toolkit, plan, survey_machine
 from .plan import Plan, spell_seconds
 from .preflight import Finding
+from .published import repair_published
 from .remedies import Surroundings
 from .resolve import check, lock
 from .resources import capacity, gib, parse_jobs
@@ -88,6 +89,7 @@ class Options(argparse.Namespace):
     into: Path = Path("venv")
     accept_license: bool = False
     gpu: list[str] | None = None
+    kernels: bool = False
     unit: list[str] | None = None
     table: Path | None = None
     root: Path | None = None
@@ -421,19 +423,25 @@ def copied_limits(session: Session, root: Path) -> Limits:
 
 
 def run_inspect(session: Session) -> int:
-    """Show what is in a wheel; as JSON, several are a list in one document."""
-    inspections = [inspect_wheel(path) for path in wheel_paths(session)]
+    """Show what is in wheels or libraries; as JSON, several are a list in one document."""
+    kernels = session.options.kernels
+    inspections = [inspect_file(path, kernels=kernels) for path in wheel_paths(session)]
     if session.options.json:
-        documents = [inspection.to_json() for inspection in inspections]
+        documents = [inspection.to_json(kernels=kernels) for inspection in inspections]
         session.document(documents[0] if len(documents) == 1 else {"schema": 1, "wheels": documents})
         return 0
     for inspection in inspections:
-        result(f"{inspection.name} {inspection.version}  {', '.join(inspection.tags)}  {inspection.size:,} bytes")
-        result(f"  requires {inspection.requires_torch or 'no torch'}")
-        for file in inspection.elf:
-            code = ", ".join(str(arch) for arch in file.device_code.archs) or "no device code"
-            result(f"  {file.path}: {code}; glibc {file.glibc_floor}; needs {', '.join(file.needed)}")
+        for line in inspection.report(kernels=kernels):
+            result(line)
     return 0
+
+
+def run_repair(session: Session) -> int:
+    """Put wheels right, into the wheelhouse and an index."""
+    stack = session.catalog.stack(session.options.stack)
+    paths = wheel_paths(session)
+    entries = repair_published(paths, stack, session.tools, session.wheelhouse)
+    return session.paths("repaired", [entry.wheel for entry in entries])
 
 
 def run_verify(session: Session) -> int:
@@ -624,6 +632,7 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
     "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
+    "--kernels": {"action": "store_true", "help": "unpack all device code and list every kernel by architecture"},
     "--gpu": {
         "action": "append",
         "metavar": "NAME",
@@ -694,7 +703,19 @@ COMMANDS: dict[str, Command] = {
         names="NAME",
     ),
     "inspect": Command(
-        help="what is in a wheel", examples="wheelmill inspect wheelhouse/*.whl --json", run=run_inspect, names="WHEEL"
+        help="what is in a wheel or a library: device code by architecture, the GPUs it serves, what it needs",
+        examples="wheelmill inspect wheelhouse/*.whl --json\nwheelmill inspect libtorch_cuda.so --kernels",
+        run=run_inspect,
+        names="WHEEL",
+        options=("--kernels",),
+    ),
+    "repair": Command(
+        help="put any wheel right: name, tags and RECORD; what does not change is not packed again",
+        examples="wheelmill repair vllm-0.15.1-cp38-abi3-manylinux_2_31_x86_64.whl --stack cu128",
+        run=run_repair,
+        names="WHEEL",
+        notes="Libraries that the stack's locked wheels bring stay out; --python ENV/bin/python says where these are\n"
+        "installed (default: the stack's build environment, which is made where it is not there).",
     ),
     "verify": Command(
         help="is a wheel right", examples="wheelmill verify wheelhouse/*.whl", run=run_verify, names="WHEEL"

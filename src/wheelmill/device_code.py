@@ -2,15 +2,18 @@
 
 NVIDIA does not document the layout; it was learnt from files that nvcc 11.7 to 13.0 made, and the integration
 tests hold it against `cuobjdump`. A section is a row of fat binaries, padded with zeros; each is a header of
-16 bytes and a row of entries; an entry is a header of at least 64 bytes, and a payload.
+16 bytes and a row of entries; an entry is a header of at least 64 bytes, and a payload. Files that are machine code
+themselves (`.cubin`) have the architecture in their ELF header.
 """
 
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from threading import Lock
 from typing import BinaryIO, Self
 
 import lz4.block
@@ -36,15 +39,25 @@ COMPRESSION = {0: "", 0x2000: "lz4", 0x8000: "zstd"}
 MAX_ENTRIES = 1_000_000
 """libtorch_cuda.so of torch 2.11 has 2789; a section of empty entries must not keep us busy for minutes."""
 MAX_UNPACKED = 1 << 31
+MAX_CONTENT = 1 << 27
+"""What is unpacked whole, to find its kernels: twice the largest entry of vLLM 0.15.1."""
 LZ4_MAX_RATIO = 255
 PLACEHOLDER_MAX = 1 << 16
 """nvcc's device link adds empty cubins of 1 to 2 KB, for nvcc's default GPU where the link named none; a unit with
 variables only, compiled without -gencode, left 5 KB for sm_52 in vLLM 0.15.1. Bigger entries have kernels."""
 FUNCTION_MARKS = {"elf": (b".text.",), "ptx": (b".entry", b".func")}
 CUBIN_HEADER = 64
+ACCELERATED_BEFORE_8, ACCELERATED = 0x800, 0x8
+"""Suffix `a` in a cubin's own flags, up to ABI version 7 and since. A family's cubin is not told apart there."""
+SYMTAB, FUNCTION, ENTRY_POINT = 2, 2, 0x10
+"""A section's type, a symbol's type, and the bit of its `st_other` by which the driver finds a kernel."""
+ELF_SECTION, ELF_SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
+PTX_KERNEL = re.compile(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
 PTX_HEAD = 1 << 16
 PTX_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(sm_[0-9]+[af]?)", re.MULTILINE)
 CHUNK = 1 << 16
+ONE_AT_A_TIME = Lock()
+"""Among threads: an entry of vLLM 0.15.1 unpacks to 66 MB, and files are read side by side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +76,13 @@ class Entry:
     """Of the payload in the section."""
     placeholder: bool = False
     """It has no function, so no GPU ever asks for it."""
+    kernels: tuple[str, ...] = ()
+    """What can be launched, by its linker's name; looked for where that was asked for."""
+
+    @property
+    def code(self) -> str:
+        """Name it as nvcc does: `sm_100a` for machine code, `compute_90` for PTX."""
+        return self.arch.compute if self.kind == "ptx" else self.arch.sm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +93,11 @@ class Census:
     ptx: Mapping[str, int] = field(default_factory=dict)
     sass_placeholders: Mapping[str, int] = field(default_factory=dict)
     ptx_placeholders: Mapping[str, int] = field(default_factory=dict)
+    sass_bytes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    ptx_bytes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Bytes once unpacked; a file holds them packed."""
+    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """What there is of each kernel, where kernels were looked for: `sm_80`, `compute_90`, …"""
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Self:
@@ -84,6 +109,9 @@ class Census:
             ptx=tally(found, "ptx"),
             sass_placeholders=tally(empty, "elf"),
             ptx_placeholders=tally(empty, "ptx"),
+            sass_bytes=weigh(found, "elf"),
+            ptx_bytes=weigh(found, "ptx"),
+            kernels=kernels_by_code(found),
         )
 
     @property
@@ -93,15 +121,49 @@ class Census:
         ptx = (Arch.of_code(name) for name, n in self.ptx.items() if n > self.ptx_placeholders.get(name, 0))
         return (*sass, *(replace(arch, ptx=True) for arch in ptx))
 
-    def to_json(self) -> dict[str, dict[str, int]]:
+    def to_json(self) -> dict[str, object]:
         """Give the fields of `inspect --json`."""
-        return {"sass": dict(self.sass), "ptx": dict(self.ptx)}
+        counts = Counter(code for codes in self.kernels.values() for code in codes)
+        return {
+            "sass": dict(self.sass),
+            "ptx": dict(self.ptx),
+            "sass_bytes": dict(self.sass_bytes),
+            "ptx_bytes": dict(self.ptx_bytes),
+            "kernels": {code: counts[code] for code in sorted(counts, key=code_order)},
+        }
+
+
+def code_order(code: str) -> tuple[bool, Arch]:
+    """Sort machine code before PTX, older before newer."""
+    arch = Arch.of_code(code)
+    return (arch.ptx, arch)
 
 
 def tally(entries: Iterable[Entry], kind: str) -> dict[str, int]:
     """Count entries of a kind by nvcc's name of their architecture, oldest first."""
     counts = Counter(entry.arch for entry in entries if entry.kind == kind)
     return {arch.sm: count for arch, count in sorted(counts.items())}
+
+
+def weigh(entries: Iterable[Entry], kind: str) -> dict[str, int]:
+    """Add up the unpacked bytes of a kind by nvcc's name of their architecture, oldest first."""
+    sizes: Counter[Arch] = Counter()
+    for entry in entries:
+        if entry.kind == kind:
+            sizes[entry.arch] += entry.size
+    return {arch.sm: size for arch, size in sorted(sizes.items())}
+
+
+def kernels_by_code(entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
+    """Gather what there is of each kernel; equal tuples are one object, for there are ten thousands of kernels."""
+    codes: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        for kernel in entry.kernels:
+            codes[kernel].add(entry.code)
+    shared: dict[frozenset[str], tuple[str, ...]] = {}
+    for found in set(map(frozenset, codes.values())):
+        shared[found] = tuple(sorted(found, key=code_order))
+    return {kernel: shared[frozenset(codes[kernel])] for kernel in sorted(codes)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,16 +189,22 @@ class Region:
 
 
 def read(
-    section: bytes | memoryview | BinaryIO, *, start: int = 0, size: int | None = None, deep: bool = False
+    section: bytes | memoryview | BinaryIO,
+    *,
+    start: int = 0,
+    size: int | None = None,
+    deep: bool = False,
+    kernels: bool = False,
 ) -> tuple[Entry, ...]:
     """List the entries of a `.nv_fatbin` or `__nv_relfatbin` section.
 
     `start` and `size` say where in a file the section lies; `deep` also unpacks each entry and compares the
-    architecture in its own header. Raises DeviceCodeError for bytes that nvcc did not write.
+    architecture in its own header, `kernels` unpacks each and lists its kernels.
+    Raises DeviceCodeError for bytes that nvcc did not write.
     """
     region = region_of(section, start=start, size=size)
     found: list[Entry] = []
-    for entry in entries(region):
+    for entry in entries(region, kernels=kernels):
         if len(found) == MAX_ENTRIES:
             raise DeviceCodeError(f"device code with more than {MAX_ENTRIES} entries")
         if deep:
@@ -161,27 +229,33 @@ def region_of(section: bytes | memoryview | BinaryIO, *, start: int, size: int |
     return Region(stream=stream, start=start, size=size)
 
 
-def entries(region: Region) -> Iterator[Entry]:
+def entries(region: Region, *, kernels: bool = False) -> Iterator[Entry]:
     """Walk fat binary after fat binary; every step goes forward, so it ends."""
     offset = past_padding(region, 0)
     while offset < region.size:
-        magic, version, header, length = FATBIN.unpack(region.at(offset, FATBIN.size))
-        if magic != MAGIC or version != VERSION or header < FATBIN.size:
-            raise DeviceCodeError(
-                f"device code at offset {offset}: no fat binary (magic {magic:#x}, version {version}, "
-                f"header of {header} bytes)"
-            )
-        end = offset + header + length
-        if end > region.size:
-            raise DeviceCodeError(
-                f"device code at offset {offset}: a fat binary of {header + length} bytes, "
-                f"and the section ends after {region.size - offset}"
-            )
-        offset += header
-        while offset < end:
-            entry, offset = entry_at(region, offset, end)
-            yield entry
+        end = yield from fat_binary(region, offset, kernels=kernels)
         offset = past_padding(region, end)
+
+
+def fat_binary(region: Region, offset: int, *, kernels: bool = False) -> Generator[Entry, None, int]:
+    """Give the entries of the fat binary that begins here, then where it ends; reads strictly forward."""
+    magic, version, header, length = FATBIN.unpack(region.at(offset, FATBIN.size))
+    if magic != MAGIC or version != VERSION or header < FATBIN.size:
+        raise DeviceCodeError(
+            f"device code at offset {offset}: no fat binary (magic {magic:#x}, version {version}, "
+            f"header of {header} bytes)"
+        )
+    end = offset + header + length
+    if end > region.size:
+        raise DeviceCodeError(
+            f"device code at offset {offset}: a fat binary of {header + length} bytes, "
+            f"and the section ends after {region.size - offset}"
+        )
+    offset += header
+    while offset < end:
+        entry, offset = entry_at(region, offset, end, kernels=kernels)
+        yield entry
+    return int(end)
 
 
 def past_padding(region: Region, offset: int) -> int:
@@ -194,7 +268,7 @@ def past_padding(region: Region, offset: int) -> int:
     return offset
 
 
-def entry_at(region: Region, offset: int, end: int) -> tuple[Entry, int]:
+def entry_at(region: Region, offset: int, end: int, *, kernels: bool) -> tuple[Entry, int]:
     """Read the entry that begins here, and say where the next one begins."""
     fields = ENTRY.unpack(region.at(offset, ENTRY.size))
     kind, _, header, padded, packed, _, _, _, number, _, _, flags, _, unpacked = fields
@@ -220,16 +294,65 @@ def entry_at(region: Region, offset: int, end: int) -> tuple[Entry, int]:
         compressed=compression,
         offset=offset + header,
     )
-    return replace(entry, placeholder=is_placeholder(region, entry)), following
+    return with_content(region, entry, kernels=kernels), following
 
 
-def is_placeholder(region: Region, entry: Entry) -> bool:
-    """Tell whether an entry has no function: a cubin's sections and PTX's keywords stand in it as text."""
+def with_content(region: Region, entry: Entry, *, kernels: bool) -> Entry:
+    """Look into an entry where that tells something: its kernels, and whether it has a function at all.
+
+    A cubin's sections and PTX's keywords stand in it as text.
+    """
     marks = FUNCTION_MARKS.get(entry.kind)
-    if marks is None or entry.size > PLACEHOLDER_MAX:
-        return False
-    content = unpack(region, entry, entry.size)
-    return not any(mark in content for mark in marks)
+    if marks is None or not (kernels or entry.size <= PLACEHOLDER_MAX):
+        return entry
+    if entry.size > MAX_CONTENT:
+        raise DeviceCodeError(
+            f"device code at offset {entry.offset}: {entry.size} bytes in one entry; {MAX_CONTENT} are looked at"
+        )
+    with ONE_AT_A_TIME:
+        content = unpack(region, entry, entry.size)
+        names = kernel_names(entry.kind, content) if kernels else ()
+    empty = entry.size <= PLACEHOLDER_MAX and not any(mark in content for mark in marks)
+    return replace(entry, placeholder=empty, kernels=names)
+
+
+def kernel_names(kind: str, content: bytes) -> tuple[str, ...]:
+    """List the kernels of a cubin or of PTX; none for what cannot be read as one."""
+    names = (match[1] for match in PTX_KERNEL.finditer(content)) if kind == "ptx" else cubin_kernels(content)
+    return tuple(sorted({sys.intern(name.decode("utf-8", "replace")) for name in names}))
+
+
+def cubin_kernels(cubin: bytes) -> Iterator[bytes]:
+    """Give the names of a cubin's entry points, from its symbol tables."""
+    if len(cubin) < CUBIN_HEADER or not cubin.startswith(b"\x7fELF\x02\x01"):
+        return
+    (start,), (each, count) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<HH", cubin, 58)
+    table = cubin[start : start + each * count]
+    if each != ELF_SECTION.size or len(table) != each * count:
+        return
+    sections = list(ELF_SECTION.iter_unpack(table))
+    for _, kind, _, _, offset, size, link, _, _, _ in sections:
+        if kind != SYMTAB or link >= len(sections):
+            continue
+        strings = sections[link][4]
+        end = strings + sections[link][5]
+        symbols = cubin[offset : offset + size - size % ELF_SYMBOL.size]
+        for name, info, other, _, _, _ in ELF_SYMBOL.iter_unpack(symbols[: len(symbols) // 24 * 24]):
+            if info & 0xF == FUNCTION and other & ENTRY_POINT:
+                yield cubin[strings + name : max(cubin.find(b"\0", strings + name, end), 0)]
+
+
+def read_cubin(cubin: bytes, *, kernels: bool = False) -> Entry:
+    """Describe a file that is machine code itself; raises DeviceCodeError when it is none."""
+    entry = Entry(kind="elf", arch=Arch(major=0, minor=0), size=len(cubin), stored=len(cubin), compressed="", offset=0)
+    number, (flags,) = cubin_number(cubin, entry), struct.unpack_from("<I", cubin, 48)
+    accelerated = flags & (ACCELERATED if cubin[8] >= 8 else ACCELERATED_BEFORE_8)
+    return replace(
+        entry,
+        arch=Arch(major=number // 10, minor=number % 10, suffix="a" if accelerated else ""),
+        placeholder=len(cubin) <= PLACEHOLDER_MAX and not any(mark in cubin for mark in FUNCTION_MARKS["elf"]),
+        kernels=kernel_names("elf", cubin) if kernels else (),
+    )
 
 
 def unpack(region: Region, entry: Entry, count: int) -> bytes:
@@ -241,7 +364,8 @@ def unpack(region: Region, entry: Entry, count: int) -> bytes:
     if not entry.compressed:
         return region.at(entry.offset, count)
     possible = LZ4_MAX_RATIO * entry.stored + CUBIN_HEADER if entry.compressed == "lz4" else MAX_UNPACKED
-    if entry.size > min(possible, MAX_UNPACKED):
+    limit = MAX_CONTENT if entry.compressed == "lz4" else MAX_UNPACKED  # an LZ4 block unpacks whole or not at all
+    if entry.size > min(possible, limit):
         raise DeviceCodeError(
             f"device code at offset {entry.offset}: {entry.stored} bytes cannot unpack to {entry.size}"
         )
@@ -266,7 +390,7 @@ def unlz4(packed: bytes, size: int) -> bytes:
 
 def unzstd(packed: bytes, count: int) -> bytes:
     """Unpack the beginning of a zstd frame."""
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_CONTENT)
     with decompressor.stream_reader(BytesIO(packed)) as reader:
         return reader.read(count)
 

@@ -11,9 +11,10 @@ import json
 import posixpath
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ._process import Runner
+from .archive import zip_problems
 from .elf import ELFTOOLS_ERRORS, ElfFacts, dynamic_tags, first
 from .errors import (
     AbiMismatchError,
@@ -30,16 +32,16 @@ from .errors import (
     PlatformFloorError,
     RepairError,
 )
-from .inspection import inspect_wheel
+from .inspection import Inspection, Look, inspect_wheel
+from .splice import Donor, splice_wheel
 from .wheel_file import (
     Edit,
     WheelFile,
     WrittenWheel,
-    check_record,
     edit_members,
     one_tag,
     open_members,
-    read_wheel,
+    scan,
     values,
     wheel_name,
     write_wheel,
@@ -86,6 +88,9 @@ class AuditedWheel:
     external: Mapping[str, str]
     needed: tuple[str, ...]
     compiled: Mapping[str, str]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of every member, as RECORD spells it."""
+    elf: tuple[ElfFacts, ...] = ()
     static_runtime: tuple[str, ...] = ()
 
 
@@ -142,20 +147,19 @@ class Verdict:
 
 
 def audit(built: Path, *, policy: RepairPolicy, runner: Runner, env: Mapping[str, str]) -> AuditedWheel:
-    """Judge a built wheel.
+    """Judge a built wheel, in one pass over it.
 
     Raises MalformedWheelError for a broken one, else RepairError (or the kind that fits best) with every reason why
     it cannot be put right.
     """
-    if problems := check_record(built):
-        raise MalformedWheelError(built, problems)
-    wheel = read_wheel(built)
-    scratch = Path(env["TMPDIR"]) if env.get("TMPDIR") else None
-    elf = inspect_wheel(built, scratch=scratch).elf
-    if not elf:
-        return pure(wheel)
-    owned = {*policy.owned, *DRIVER_LIBRARIES}
-    verdict = ask_auditwheel(built, excluded=sorted(owned), runner=runner, env=env)
+    with tempfile.TemporaryDirectory(prefix="wheelmill-", dir=env.get("TMPDIR") or None) as folder:
+        tree = Path(folder)
+        wheel, inspection = look_into(built, tree)
+        elf = inspection.elf
+        if not elf:
+            return replace(pure(wheel), digests=inspection.digests)
+        owned = {*policy.owned, *DRIVER_LIBRARIES}
+        verdict = ask_auditwheel(built, tree=tree, excluded=sorted(owned), runner=runner, env=env)
     reasons = [
         *run_path_problems(elf),
         *bundle_problems(elf, policy),
@@ -170,9 +174,35 @@ def audit(built: Path, *, policy: RepairPolicy, runner: Runner, env: Mapping[str
         platform_tag=verdict.policy,
         external={soname: policy.owner(soname) for soname in needed if soname in owned},
         needed=tuple(needed),
-        compiled={file.path: wheel.record[file.path].digest for file in elf},
-        static_runtime=tuple(sorted(file.path for file in elf if has_static_runtime(file))),
+        compiled={file.path: inspection.digests.get(file.path, wheel.record[file.path].digest) for file in elf},
+        digests=inspection.digests,
+        elf=elf,
     )
+
+
+def look_into(built: Path, tree: Path) -> tuple[WheelFile, Inspection]:
+    """Read a wheel once: its structure, every digest, every ELF file, of which sparse copies are left in `tree`.
+
+    Raises MalformedWheelError with everything that is wrong with its structure or digests.
+    """
+    wheel, problems = scan(built)
+    problems = [*zip_problems(built), *problems]
+    if wheel is None or problems:
+        raise MalformedWheelError(built, problems)
+    inspection = inspect_wheel(built, look=Look(keep=tree, tolerant=True))
+    if problems := digest_problems(wheel, inspection):
+        raise MalformedWheelError(built, problems)
+    return wheel, inspection
+
+
+def digest_problems(wheel: WheelFile, inspection: Inspection) -> list[str]:
+    """Compare what a pass found with RECORD; RECORD of other algorithms than sha256 is read by `check_record`."""
+    found = [f"{name} cannot be read: {text}" for name, text in sorted(inspection.damage.items())]
+    for name, digest in sorted(inspection.digests.items()):
+        entry = wheel.record.get(name)
+        if entry is not None and entry.digest.partition("=")[0] == "sha256" and entry.digest != digest:
+            found.append(f"{name} is not what RECORD says: {digest}, not {entry.digest}")
+    return found
 
 
 def stamp(audited: AuditedWheel, *, stamp: Stamp, destination: Path) -> StampedWheel:
@@ -195,15 +225,7 @@ def stamp(audited: AuditedWheel, *, stamp: Stamp, destination: Path) -> StampedW
         edited = edit_members(wheel, members, edit)
         written = write_wheel(edited, destination / name, epoch=stamp.epoch)
     check_untouched(audited, written)
-    return StampedWheel(
-        path=written.path,
-        sha256=written.sha256,
-        size=written.size,
-        platform_tag=audited.platform_tag,
-        external=audited.external,
-        needed=audited.needed,
-        warnings=written.warnings,
-    )
+    return stamped_wheel(audited, written)
 
 
 def repair(
@@ -214,12 +236,37 @@ def repair(
     epoch: int,
     runner: Runner,
     env: Mapping[str, str],
+    floor: str = "",
 ) -> StampedWheel:
-    """Put any wheel right, version and requirements as they are; raises what `audit` and `stamp` raise."""
+    """Put any wheel right, version and requirements as they are, and what does not change packed as it was.
+
+    `floor`: the oldest platform that the wheel may claim (torch's own); raises what `audit` and `stamp` raise.
+    """
     audited = audit(built, policy=policy, runner=runner, env=env)
     wheel = audited.wheel
-    kept = Stamp(version=wheel.metadata_version, build_tag=wheel.build, epoch=epoch)
-    return stamp(audited, stamp=kept, destination=destination)
+    if audited.elf and floor:
+        audited = replace(audited, platform_tag=max(audited.platform_tag, floor, key=release))
+    edit = Edit(version=wheel.metadata_version, tags=retagged(wheel, audited.platform_tag), build=wheel.build)
+    name = wheel_name(name=values(wheel.metadata, "Name")[0], version=edit.version, build=edit.build, tags=edit.tags)
+    with open_members(built) as members:
+        edited = edit_members(wheel, members, edit)
+        donor = Donor(path=built, digests=audited.digests)
+        written = splice_wheel(edited, destination / name, donor=donor, epoch=epoch)
+    check_untouched(audited, written)
+    return stamped_wheel(audited, written)
+
+
+def stamped_wheel(audited: AuditedWheel, written: WrittenWheel) -> StampedWheel:
+    """Put together what is known of a wheel that was written."""
+    return StampedWheel(
+        path=written.path,
+        sha256=written.sha256,
+        size=written.size,
+        platform_tag=audited.platform_tag,
+        external=audited.external,
+        needed=audited.needed,
+        warnings=written.warnings,
+    )
 
 
 def pure(wheel: WheelFile) -> AuditedWheel:
@@ -399,15 +446,17 @@ def stem(soname: str) -> str:
 # auditwheel -------------------------------------------------------------------------------------------
 
 
-def ask_auditwheel(wheel: Path, *, excluded: Iterable[str], runner: Runner, env: Mapping[str, str]) -> Verdict:
-    """Get auditwheel's verdict; RepairError where it gives none."""
+def ask_auditwheel(
+    wheel: Path, *, tree: Path, excluded: Iterable[str], runner: Runner, env: Mapping[str, str]
+) -> Verdict:
+    """Get auditwheel's verdict on a wheel whose ELF files lie in `tree`; RepairError where it gives none."""
     # Variables that would let this machine's libraries have a say stay out.
     quiet = {
         name: value for name, value in env.items() if name != "LD_LIBRARY_PATH" and not name.startswith("AUDITWHEEL_")
     }
     patterns = [glob.escape(soname) for soname in excluded]
     argv = [sys.executable, "-P", str(SCRIPT), str(wheel.resolve()), *patterns]
-    said = json.loads(runner.run(argv, env=quiet).stdout)
+    said = json.loads(runner.run(argv, env=quiet, cwd=tree).stdout)
     if "refusal" in said:
         raise RepairError(
             f"auditwheel gives no verdict on {wheel.name}: {said['refusal'].strip()}",

@@ -53,6 +53,8 @@ class Member:
     size: int
     executable: bool
     open: Callable[[], IO[bytes]]
+    source: str = ""
+    """Its name in the wheel that it comes from, where its packed bytes can be copied; empty for what is made anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +172,7 @@ def open_members(path: Path) -> Iterator[tuple[Member, ...]]:
                 size=info.file_size,
                 executable=bool(info.external_attr >> 16 & 0o111),
                 open=opener(archive, info),
+                source=info.filename,
             )
             for info in archive.infolist()
             if not info.is_dir()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from wheelmill._process import SystemRunner
+from wheelmill.archive import zip_problems
 from wheelmill.errors import AbiMismatchError, ForeignLibraryError, PlatformFloorError, RepairError
 from wheelmill.repair import AuditedWheel, Stamp, audit, repair, repair_policy, stamp
 from wheelmill.wheel_file import check_record, content, disagreements, read_wheel, write_wheel
@@ -254,18 +255,28 @@ def test_instructions_beyond_the_baseline(shop: Shop) -> None:
         shop.audit(built)
 
 
-def test_repair_is_idempotent_and_does_not_know_the_packing(shop: Shop, tmp_path: Path) -> None:
-    """The same contents, packed by another tool, become the same bytes; so does a repaired wheel."""
+def packed(path: Path) -> dict[str, tuple[int, int, int]]:
+    """Give how every member outside of dist-info is packed."""
+    with zipfile.ZipFile(path) as archive:
+        return {
+            info.filename: (info.compress_type, info.compress_size, info.CRC)
+            for info in archive.infolist()
+            if ".dist-info/" not in info.filename
+        }
+
+
+def test_repair_is_idempotent_and_packs_nothing_again(shop: Shop, tmp_path: Path) -> None:
+    """A repaired wheel becomes itself; what does not change stays packed as it was, by whatever tool."""
     built = shop.wheel(extension=shop.extension("_C.so", shop.find("libc10.so")))
     policy, runner = repair_policy(shop.site), SystemRunner()
 
-    def run(wheel: Path, folder: str) -> tuple[str, str]:
+    def run(wheel: Path, folder: str) -> tuple[str, Path]:
         (tmp_path / folder).mkdir()
         done = repair(wheel, policy=policy, destination=tmp_path / folder, epoch=EPOCH, runner=runner, env=ENV)
-        return done.sha256, str(done.path)
+        return done.sha256, done.path
 
     first, path = run(built, "a")
-    again, _ = run(Path(path), "b")
+    again, _ = run(path, "b")
     (tmp_path / "loose").mkdir()
     loose = tmp_path / "loose" / NAME
     with zipfile.ZipFile(built) as source, zipfile.ZipFile(loose, "w", zipfile.ZIP_STORED) as target:
@@ -273,5 +284,43 @@ def test_repair_is_idempotent_and_does_not_know_the_packing(shop: Shop, tmp_path
             data = source.read(info)
             info.date_time, info.compress_type = (1999, 9, 9, 9, 9, 8), zipfile.ZIP_STORED
             target.writestr(info, data)
+    _, other = run(loose, "c")
 
-    assert first == again == run(loose, "c")[0]
+    assert first == again
+    assert packed(path) == packed(built) != packed(other) == packed(loose)
+    assert digests(path) == digests(built) == digests(other)
+    assert read_wheel(path).content_digest == read_wheel(other).content_digest
+    assert check_record(other) == zip_problems(other) == zip_problems(path) == ()
+
+
+def test_a_wheel_renamed_upstream_is_put_right(shop: Shop, tmp_path: Path) -> None:
+    """As vLLM's own: the file name says manylinux, WHEEL says linux; after it both say what the symbols need."""
+    built = shop.wheel(extension=shop.extension("_C.so", shop.find("libc10.so")))
+    renamed = built.rename(built.with_name("tiny-1.0-cp312-cp312-manylinux_2_31_x86_64.whl"))
+    policy = repair_policy(shop.site)
+    (tmp_path / "out").mkdir()
+    done = repair(
+        renamed,
+        policy=policy,
+        destination=tmp_path / "out",
+        epoch=EPOCH,
+        runner=SystemRunner(),
+        env=ENV,
+        floor="manylinux_2_28_x86_64",
+    )
+    assert done.path.name == "tiny-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"
+    assert disagreements(read_wheel(done.path)) == ()
+    assert packed(done.path) == packed(renamed)
+
+
+def test_nothing_is_left_of_a_wheel_that_cannot_be_put_right(shop: Shop, tmp_path: Path) -> None:
+    """Neither the wheel nor a part of it, nor the copies that were judged."""
+    built = shop.wheel(extension=shop.extension("_C.so", shop.find("libnvvm.so.4")))
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    for folder in (out, scratch):
+        folder.mkdir()
+    env = {**ENV, "TMPDIR": str(scratch)}
+    policy = repair_policy(shop.site)
+    with pytest.raises(ForeignLibraryError):
+        repair(built, policy=policy, destination=out, epoch=EPOCH, runner=SystemRunner(), env=env)
+    assert [*out.iterdir(), *scratch.iterdir()] == []

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wheelmill.arch import CAPABILITIES, FIRST_WITH_SUFFIX, Arch, code_runs_on, gpu_named, gpus, served, why_not
+from wheelmill.arch import (
+    CAPABILITIES,
+    FIRST_WITH_SUFFIX,
+    Arch,
+    code_runs_on,
+    gpu_named,
+    gpus,
+    machine_of,
+    served,
+    spell_gpus,
+    why_not,
+)
 
 
 def known_archs() -> st.SearchStrategy[Arch]:
@@ -159,7 +170,7 @@ def test_every_gpu_has_one_name() -> None:
 def test_rtx_pro_6000_is_not_served_by_sm_100() -> None:
     """The mistake that began it all: B200 code does not run on RTX PRO 6000."""
     yes, no = served([Arch.parse("10.0")])
-    assert yes == ("B300", "GB300", "B200", "GB200")
+    assert yes == ("B300", "B200")
     assert "RTX PRO 6000 Blackwell" in no
     assert "RTX PRO 6000 Blackwell" in served([Arch.parse("10.0"), Arch.parse("12.0")])[0]
 
@@ -167,7 +178,7 @@ def test_rtx_pro_6000_is_not_served_by_sm_100() -> None:
 @given(st.lists(known_archs(), max_size=4))
 def test_served_is_a_partition(archs: list[Arch]) -> None:
     """Each GPU is served or not, never both and never forgotten."""
-    yes, no = served(archs)
+    yes, no = served(archs, machine="")
     assert sorted(yes + no) == sorted(gpu.name for gpu in gpus())
     assert not set(yes) & set(no)
 
@@ -226,3 +237,32 @@ def test_a_gpu_that_cannot_be_meant(text: str, message: str) -> None:
 def test_why_code_does_not_run(code: str, gpu: str, why: str) -> None:
     """The rule that keeps it from running, in words; empty where it runs."""
     assert why_not(Arch.parse(code), Arch.parse(gpu)) == why
+
+
+def test_gpus_of_arm_machines_are_no_matter_of_x86_64_wheels() -> None:
+    """GB200, GH200, Jetson and DGX Spark only exist beside Arm processors; an aarch64 wheel meets them all."""
+    x86 = {name for part in served([Arch.parse("10.0")]) for name in part}
+    arm = served([Arch.parse("10.0")], machine="aarch64")
+    assert not x86 & {"GB200", "GB300", "GH200", "GB10 (DGX Spark)", "Jetson AGX Orin", "Jetson T5000 (Thor)"}
+    assert arm[0] == ("B300", "GB300", "B200", "GB200")
+    assert {"B200", "RTX 5090", "H100"} <= x86
+
+
+@pytest.mark.parametrize(
+    ("tags", "machine"),
+    [
+        (("cp312-cp312-manylinux_2_28_x86_64", "cp312-cp312-manylinux2014_x86_64"), "x86_64"),
+        (("cp312-cp312-manylinux_2_28_aarch64",), "aarch64"),
+        (("py3-none-any",), ""),
+    ],
+)
+def test_machine_of_a_wheel(tags: tuple[str, ...], machine: str) -> None:
+    """The tags say for which processor a wheel is, if for one."""
+    assert machine_of(tags) == machine
+
+
+def test_gpus_are_listed_with_their_code() -> None:
+    """B200 and RTX PRO 6000 Blackwell are told apart by what runs on them."""
+    names = ("RTX PRO 6000 Blackwell", "B200", "RTX 5090")
+    assert spell_gpus(names) == "RTX PRO 6000 Blackwell, RTX 5090 (sm_120); B200 (sm_100)"
+    assert spell_gpus(("L4", "L40", "L40S"), each=2) == "L4, L40, … (sm_89)"

@@ -312,7 +312,8 @@ def test_inspect_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = makers["wheel_at"](tmp_path, {"demo/\x1b[2J.so": makers["library"](90)})
     status, out, _ = run(capsys, "inspect", str(path))
     assert status == 0
-    assert "  demo/\\x1b[2J.so: 9.0; glibc None; needs \n" in out
+    assert "  demo/\\x1b[2J.so: sm_90 1 (0.0 MB); glibc any\n" in out
+    assert "  runs on: H100, H200 (sm_90)\n" in out
     assert "  requires no torch\n" in out
 
 

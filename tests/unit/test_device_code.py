@@ -104,7 +104,13 @@ def test_counts_fat_binaries_one_after_another() -> None:
     census = Census.of(read(one + bytes(24) + one + bytes(100_000), deep=True))
     assert census == Census(sass={"sm_80": 2, "sm_90a": 2, "sm_100f": 2}, ptx={"sm_120": 2})
     assert list(census.sass) == ["sm_80", "sm_90a", "sm_100f"]
-    assert census.to_json() == {"sass": {"sm_80": 2, "sm_90a": 2, "sm_100f": 2}, "ptx": {"sm_120": 2}}
+    assert census.to_json() == {
+        "sass": {"sm_80": 2, "sm_90a": 2, "sm_100f": 2},
+        "ptx": {"sm_120": 2},
+        "sass_bytes": {"sm_80": 256, "sm_90a": 256, "sm_100f": 256},
+        "ptx_bytes": {"sm_120": 2 * len(ptx("sm_120"))},
+        "kernels": {},
+    }
     assert [str(arch) for arch in census.archs] == ["8.0", "9.0a", "10.0f", "12.0+PTX"]
 
 

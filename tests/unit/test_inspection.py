@@ -9,6 +9,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 import zstandard.backend_c
 
+from wheelmill.arch import served
 from wheelmill.errors import DeviceCodeError, VerifyError
 from wheelmill.inspection import inspect_wheel
 
@@ -59,16 +60,25 @@ def test_document_has_exactly_the_promised_fields(tmp_path: Path) -> None:
                 "needed": [],
                 "rpath": None,
                 "glibc_floor": None,
-                "device_code": {"sass": {}, "ptx": {}},
+                "device_code": {"sass": {}, "ptx": {}, "sass_bytes": {}, "ptx_bytes": {}, "kernels": {}},
             },
             {
                 "path": "demo/b.so",
                 "needed": ["libtorch.so"],
                 "rpath": "$ORIGIN",
                 "glibc_floor": "2.34",
-                "device_code": {"sass": {"sm_100": 2}, "ptx": {}},
+                "device_code": {
+                    "sass": {"sm_100": 2},
+                    "ptx": {},
+                    "sass_bytes": {"sm_100": 128},
+                    "ptx_bytes": {},
+                    "kernels": {},
+                },
             },
         ],
+        "gpus": ["B300", "B200"],
+        "gpus_partly": [],
+        "gpus_not_served": list(served(inspect_wheel(path).archs)[1]),
         "size": path.stat().st_size,
     }
 

@@ -80,7 +80,8 @@ class FakeRunner:
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, check: bool = True
     ) -> Completed:
         """Give the answer."""
-        assert (cwd, check) == (None, True)
+        assert cwd is not None
+        assert check
         self.argv, self.env = argv, env
         return Completed(argv=tuple(argv), returncode=0, stdout=json.dumps(self.answer), stderr="", seconds=0.0)
 
