@@ -2,9 +2,9 @@
 
 `python benchmarks/launcher.py [ROUNDS] [WAITING]` (default 30 and 250) compiles a small C++ file by itself, through
 ccache alone, and through the shims with a real governor, each way in turn in every round so that a busy machine slows
-them alike; the least of each is what a quiet one would show. Then so many compiles wait for one that runs, and the memory of all is read. Results go to
-benchmarks/results/launcher.json. Fails where launcher and gate take more than 50 ms, a compile of 10 s 1 % more, or
-governor and gates together more than 100 MB.
+them alike; the least of each is what a quiet one would show. Then so many compiles wait for one that runs, and the
+memory of all is read. Results go to benchmarks/results/launcher.json. Fails where launcher and gate take more than
+50 ms, a compile of 10 s 1 % more, or governor and gates together more than 100 MB.
 """
 
 import json
