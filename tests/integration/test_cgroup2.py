@@ -16,13 +16,18 @@ from wheelmill.limits import read_limits
 pytestmark = pytest.mark.integration
 REPOSITORY = Path(__file__).parents[2]
 UML = os.environ.get("WHEELMILL_UML") or shutil.which("linux.uml")
-INSIDE = "WHEELMILL_INSIDE_UML" in os.environ
+INSIDE = os.environ.get("WHEELMILL_INSIDE_UML")
+"""Which part of uml/init.sh runs us."""
 MB = 1 << 20
 ROOT = Path("/sys/fs/cgroup")
-inside = pytest.mark.skipif(not INSIDE, reason="runs inside the user-mode Linux that test_under_user_mode_linux boots")
 
 
-@pytest.mark.skipif(INSIDE, reason="is inside already")
+def inside(part: str) -> pytest.MarkDecorator:
+    reason = f"runs inside the user-mode Linux that test_under_user_mode_linux boots, as {part}"
+    return pytest.mark.skipif(part != INSIDE, reason=reason)
+
+
+@pytest.mark.skipif(INSIDE is not None, reason="is inside already")
 @pytest.mark.skipif(UML is None, reason="no user-mode Linux here: see tests/integration/uml/README.md")
 def test_under_user_mode_linux() -> None:
     """The tests of cgroups pass in the root group of a v2 kernel and in a limited group, and leave nothing there."""
@@ -43,10 +48,12 @@ def test_under_user_mode_linux() -> None:
 
     assert "uml status root: 0" in done.stdout
     assert "uml status job: 0" in done.stdout
+    assert "uml status container: 0" in done.stdout
+    assert "uml status user: 0" in done.stdout or "uml skips user" in done.stdout
     assert "uml left: \n" in done.stdout
 
 
-@inside
+@inside("job")
 def test_a_group_with_processes_is_vacated() -> None:
     """Ours move to a leaf, the groups of leases stand beside it, and the limit above holds for both."""
     way = probe()
@@ -75,7 +82,7 @@ def under_systemd() -> Iterator[Path]:
     marker.rmdir()
 
 
-@inside
+@inside("job")
 def test_systemds_own_groups_are_left_alone(under_systemd: Path) -> None:
     """In a session's scope that was not delegated nothing is made; the reason says how to get one."""
     way = probe()
@@ -89,7 +96,7 @@ def test_systemds_own_groups_are_left_alone(under_systemd: Path) -> None:
     assert list(under_systemd.glob("wheelmill*")) == []
 
 
-@inside
+@inside("job")
 @pytest.mark.parametrize("name", ["user.delegate", "trusted.delegate"])
 def test_a_delegated_scope_is_used(under_systemd: Path, name: str) -> None:
     """Systemd marks what it has given away."""
@@ -98,3 +105,23 @@ def test_a_delegated_scope_is_used(under_systemd: Path, name: str) -> None:
 
     assert isinstance(way, ControlGroups)
     assert (way.base, way.home) == (under_systemd, under_systemd / LEAF)
+
+
+@inside("container")
+def test_a_container_owns_its_group() -> None:
+    """The mount's root is the container's own group, whoever keeps those above it."""
+    way = probe()
+
+    assert isinstance(way, ControlGroups)
+    assert (way.base, way.home) == (ROOT, ROOT / LEAF)
+    assert read_limits().sources["memory"] == "/sys/fs/cgroup/memory.max"
+
+
+@inside("user")
+def test_a_users_own_group() -> None:
+    """No more than the group's own files is needed."""
+    way = probe()
+
+    assert os.geteuid() == 1000
+    assert isinstance(way, ControlGroups)
+    assert (way.base, way.home) == (ROOT / "user", ROOT / "user" / LEAF)
