@@ -5,6 +5,7 @@ run); digests, device code and whatever else somebody looks for are found in tha
 """
 
 import ctypes
+import errno
 import hashlib
 import os
 import re
@@ -27,7 +28,7 @@ from packaging.utils import canonicalize_name
 from .arch import Arch, machine_of, served, spell_gpus
 from .elf import MAGIC as ELF_MAGIC
 from .elf import ElfFacts
-from .errors import DeviceCodeError, VerifyError
+from .errors import NO_ROOM, DeviceCodeError, VerifyError
 from .skim import Skimmer
 
 SCHEMA = 1
@@ -37,7 +38,7 @@ M_MMAP_THRESHOLD, LARGE = -3, 1 << 20
 METADATA_MAX = 16 << 20
 MATCH_MAX = 256
 """What of a match is kept for the report, and how far one may reach from one piece into the next."""
-ZIP_ERRORS = (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+ZIP_ERRORS = (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 """Damaged, truncated, compressed in a way that wheels may not be, or encrypted."""
 DAMAGED = "Download or build it again; a wheel is a zip file with one *.dist-info directory."
 
@@ -221,7 +222,7 @@ def inspect_wheel(path: Path, *, scratch: Path | None = None, look: Look | None 
             return Inspection(
                 name=required(metadata, "Name", path, f"{dist_info}/METADATA"),
                 version=required(metadata, "Version", path, f"{dist_info}/METADATA"),
-                tags=tuple(sorted(tag.strip() for tag in wheel.get_all("Tag", []))),
+                tags=tuple(sorted(str(tag).strip() for tag in wheel.get_all("Tag", []))),
                 requires_torch=torch_requirement(metadata),
                 elf=tuple(member.elf for member in seen if member.elf is not None),
                 size=path.stat().st_size,
@@ -234,6 +235,8 @@ def inspect_wheel(path: Path, *, scratch: Path | None = None, look: Look | None 
     except ZIP_ERRORS as error:
         raise VerifyError(f"{path}: no readable wheel: {error}", advice=DAMAGED) from error
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         raise VerifyError(
             f"{path}: cannot be read: {error.strerror or error}", advice="Give the path of a .whl file."
         ) from error
@@ -241,7 +244,7 @@ def inspect_wheel(path: Path, *, scratch: Path | None = None, look: Look | None 
 
 def survey(archive: ZipFile, look: Look) -> tuple[Seen, ...]:
     """Read every member, the largest first so that none is waited for alone; by name."""
-    members = [info for info in archive.infolist() if not info.is_dir()]
+    members = [info for info in archive.infolist() if not info.filename.endswith("/")]
     members.sort(key=lambda info: -info.file_size)
     give_back_large_pieces()
     workers = min(WORKERS, len(os.sched_getaffinity(0)), max(len(members), 1))
@@ -271,6 +274,10 @@ def look_at(archive: ZipFile, info: ZipInfo, look: Look) -> Seen:
         if not look.tolerant:
             raise
         damage = str(error) or type(error).__name__
+    except OSError as error:
+        if not look.tolerant or error.errno != errno.EINVAL:  # a damaged list sends zipfile to before the beginning
+            raise
+        damage = str(error)
     return Seen(name=info.filename, digest=ear.spelled, elf=elf, matches=tuple(ear.found), damage=damage)
 
 
@@ -336,7 +343,7 @@ def torch_requirement(metadata: Message) -> str | None:
     """Find the requirement on torch that holds without extras."""
     for text in metadata.get_all("Requires-Dist", []):
         try:
-            requirement = Requirement(text)
+            requirement = Requirement(str(text))
         except InvalidRequirement:
             continue
         extra_only = requirement.marker is not None and "extra" in str(requirement.marker)

@@ -38,8 +38,9 @@ EPOCHS = range(315_532_800, 4_354_819_200)
 DIGESTS = ("sha256", "sha384", "sha512")
 """What RECORD may use: sha256 or better, says the specification."""
 
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
-"""What zipfile raises on members that are cut or altered."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError)
+"""What zipfile raises on archives that are cut, altered or encrypted (found by feeding it such): OSError where the list
+sends it to before the file's beginning, NotImplementedError for versions and kinds of packing that do not exist."""
 
 REGENERATED = ("RECORD", "RECORD.jws", "RECORD.p7s")
 """RECORD is written anew; the signatures of the old one (withdrawn from the format) would be wrong."""
@@ -175,7 +176,7 @@ def open_members(path: Path) -> Iterator[tuple[Member, ...]]:
                 source=info.filename,
             )
             for info in archive.infolist()
-            if not info.is_dir()
+            if not is_folder(info)
         )
 
 
@@ -184,16 +185,21 @@ def opener(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[b
     return lambda: archive.open(info)
 
 
+def is_folder(info: zipfile.ZipInfo) -> bool:
+    """Tell whether an entry is a folder; `ZipInfo.is_dir` fails on one without a name."""
+    return info.filename.endswith("/")
+
+
 def scan(path: Path) -> tuple[WheelFile | None, list[str]]:
     """Read what can be read, with every problem found; no WheelFile where there is too little to make one."""
     try:
         archive = zipfile.ZipFile(path)
     except FileNotFoundError:
         raise UsageError(f"there is no wheel {path}") from None
-    except (zipfile.BadZipFile, OSError) as error:
+    except DAMAGE as error:
         return None, [f"it cannot be read as a zip archive: {error}"]
     with archive:
-        infos = [info for info in archive.infolist() if not info.is_dir()]
+        infos = [info for info in archive.infolist() if not is_folder(info)]
         problems = member_problems(infos)
         found = dist_infos(info.filename for info in infos)
         if len(found) != 1:
@@ -240,7 +246,7 @@ def read_texts(archive: zipfile.ZipFile, dist_info: str) -> tuple[dict[str, str]
             texts[name] = archive.read(f"{dist_info}/{name}").decode()
         except KeyError:
             problems.append(f"{dist_info}/{name} is missing")
-        except (*DAMAGE, UnicodeDecodeError, NotImplementedError) as error:
+        except DAMAGE as error:
             problems.append(f"{dist_info}/{name} cannot be read: {error}")
     return texts, problems
 

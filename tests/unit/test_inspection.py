@@ -1,8 +1,12 @@
 """What is in a wheel, on wheels made here."""
 
+import contextlib
 import json
+import re
 import runpy
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -11,7 +15,8 @@ import zstandard.backend_c
 
 from wheelmill.arch import served
 from wheelmill.errors import DeviceCodeError, VerifyError
-from wheelmill.inspection import inspect_wheel
+from wheelmill.inspection import Look, inspect_file, inspect_wheel
+from wheelmill.wheel_file import check_record
 
 MAKERS = runpy.run_path(str(Path(__file__).with_name("test_elf.py")))
 METADATA = "Metadata-Version: 2.4\nName: demo\nVersion: 1.0+cu128\n"
@@ -188,3 +193,53 @@ def test_a_damaged_library(tmp_path: Path) -> None:
     with pytest.raises(DeviceCodeError) as caught:
         inspect_wheel(path)
     assert str(caught.value).startswith(f"{path.name}: demo/b.so: ")
+
+
+def test_folders_without_a_name_and_lists_that_lead_nowhere(tmp_path: Path) -> None:
+    """Found by feeding damaged archives: an entry without a name, one that lies before the beginning."""
+    path = wheel_at(tmp_path, {"demo/a.py": "x"})
+    data = path.read_bytes()
+    place = data.index(b"PK\1\2")
+    for offset, value in ((42, b"\xff\xff\xff\x7f"), (28, b"\0\0"), (6, b"\x98\0"), (8, b"\1\0"), (10, b"\x63\0")):
+        path.write_bytes(data[: place + offset] + value + data[place + offset + len(value) :])
+        with contextlib.suppress(VerifyError):
+            inspect_wheel(path)
+        assert check_record(path) or offset == 6
+
+
+def test_letters_that_are_none_in_wheel_and_metadata(tmp_path: Path) -> None:
+    """Found by feeding damaged archives: the parser gives objects for values that are not ASCII."""
+    path = wheel_at(
+        tmp_path,
+        {
+            "demo-1.0.dist-info/WHEEL": b"Tag: py3-none-\xffany\n",
+            "demo-1.0.dist-info/METADATA": METADATA.encode() + b"Requires-Dist: torch \xff\n",
+        },
+    )
+    assert len(inspect_wheel(path).tags) == 1
+
+
+def test_a_library_by_itself(tmp_path: Path) -> None:
+    """What is no wheel is looked at as what it is."""
+    path = tmp_path / "x.so"
+    path.write_bytes(library(100))
+    found = inspect_file(path)
+    assert (found.name, found.tags, found.gpus[0]) == ("x.so", (), ("B300", "GB300", "B200", "GB200"))
+    assert list(found.report())[1] == "  x.so: sm_100 1 (0.0 MB); glibc any"
+    with pytest.raises(VerifyError, match="cannot be read: No such file or directory"):
+        inspect_file(tmp_path / "y.so")
+
+
+def test_one_pass_finds_digests_patterns_and_damage(tmp_path: Path) -> None:
+    """Patterns may lie across two pieces; a damaged member does not hide the others where the caller says so."""
+    text = b"x" * ((1 << 20) - 5) + b"/home/me/cache" + b"y"
+    path = wheel_at(tmp_path, {"demo/a.txt": text, "demo/b.so": library(100), "demo/c.txt": "c" * 200})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"demo/c.txt") + 12] ^= 0xFF
+    path.write_bytes(data)
+    look = Look(needles=lambda name: [re.compile(rb"/home/[a-z]+/")] if "a.txt" in name else [], tolerant=True)
+    found = inspect_wheel(path, look=look)
+    assert found.matches == {"demo/a.txt": ("/home/me/cachey",)}
+    assert list(found.damage) == ["demo/c.txt"]
+    assert found.digests["demo/a.txt"] == f"sha256={urlsafe_b64encode(sha256(text).digest()).rstrip(b'=').decode()}"
+    assert found.elf[0].device_code.sass == {"sm_100": 1}
