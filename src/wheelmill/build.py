@@ -29,6 +29,7 @@ from .errors import (
     EnvironmentUnfitError,
     InterruptedBuildError,
     NetworkError,
+    OccupiedError,
     ResourcesError,
     WheelmillError,
 )
@@ -66,6 +67,7 @@ from .sandbox import (
 )
 from .shims import HostCompiler, Nvcc, ObjectCache, ShimSpec, compile_gate, compile_launcher, make_shims
 from .source import SourceTree
+from .tenancy import tenancy, tenant_of
 from .toolkit import INCLUDE_FOLDERS, Toolkit, ToolkitView
 
 FLOOR_SOURCE = 'char __libc_single_threaded __attribute__((visibility("hidden"))) = 0;\n'
@@ -154,16 +156,17 @@ class Workplace:
 
 @contextmanager
 def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workplace]:
-    """Hold the workplace of a derivation.
+    """Hold the workplace of a derivation, and say at the end how it went there.
 
-    Raises BuildFailedError where another process builds it, EnvironmentUnfitError where it cannot be written.
+    Raises OccupiedError where another process builds it, EnvironmentUnfitError where it cannot be written.
     """
     place = Workplace(root=directories.builds / derivation.drv[:20])
     try:
         lock = locked(place.root)
     except BlockingIOError:
-        raise BuildFailedError(
+        raise OccupiedError(
             f"{derivation.name} {derivation.full_version} is being built by another process",
+            place=place.root,
             advice=f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.",
         ) from None
     except OSError as error:
@@ -175,7 +178,13 @@ def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workp
         place.root.chmod(0o700)
         clear(place)  # of a start that was killed
         place.box.mkdir(exist_ok=True)
-        yield place
+        try:
+            with tenancy(place.root, tenant_of(derivation.name, derivation.full_version, derivation.drv)):
+                yield place
+        except BaseException:
+            if place.root.is_dir() and not place.source.is_dir() and not place.log.exists():
+                retire(place)  # preflight has refused: there is nothing to go on with
+            raise
 
 
 def locked(root: Path) -> IO[str]:

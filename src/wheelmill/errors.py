@@ -71,6 +71,14 @@ class BuildFailedError(WheelmillError):
     exit_status = 1
 
 
+class OccupiedError(BuildFailedError):
+    """Another process builds this very derivation."""
+
+    def __init__(self, message: str, *, place: Path, advice: str | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.place = place
+
+
 class NetworkError(BuildFailedError):
     """The package's own build wanted something from the network, which is cut."""
 

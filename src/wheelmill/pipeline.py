@@ -1,5 +1,6 @@
 """The whole line: from a derivation to a verified wheel in the wheelhouse; the top function reads like the design."""
 
+import json
 import os
 import platform
 import shutil
@@ -7,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import cgroups, sbom
@@ -27,6 +28,7 @@ from .environment import BuildEnvironment, create, demand
 from .errors import (
     CommandFailedError,
     InterruptedBuildError,
+    OccupiedError,
     RecipeError,
     ResourcesError,
     ToolkitError,
@@ -35,6 +37,7 @@ from .errors import (
     of_system,
 )
 from .fetch import FetchedSource, FetchedTree, fetch
+from .following import follow, take_over, told_elsewhere
 from .index import write_index
 from .install import Installation, PinnedWheel, offline_install
 from .interpreter import Interpreter, find_interpreter
@@ -51,6 +54,7 @@ from .records import CompileSummary
 from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
 from .resources import Grant
+from .resume import resume
 from .roster import Occupant, Seat, open_roster
 from .runtime import Runtime
 from .sandbox import CUDA, Rung, probe
@@ -59,8 +63,10 @@ from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
 from .stack import Stack
 from .store import Store
+from .tenancy import settle, telling
 from .toolkit import Machine, Need, Toolkit, choose, make_view, minor_mismatch, wheels_toolkit
 from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
+from .watch import Watch
 from .wheel_file import read_wheel
 from .wheelhouse import Entry, Wheelhouse
 
@@ -90,6 +96,9 @@ class Tools:
     bounds: Bounds
     seat: Seat | None = None
     """This build's place in the roster, once it has one."""
+    takeover: bool = False
+    """A running build of the same derivation is ended, not followed."""
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def machine(self) -> Machine:
@@ -195,23 +204,58 @@ def need_of_stack(stack: Stack, catalog: Catalog) -> Need:
 
 
 def realise(derivation: Derivation, tools: Tools, house: Wheelhouse) -> "Built":
-    """Build, repair and verify one derivation, and enter it into the wheelhouse."""
+    """Build, repair and verify one derivation, and enter it into the wheelhouse; or follow who does that already."""
+    while (there := present(derivation, house)) is None:
+        house.check_free(derivation.wheel_name, derivation.drv)
+        try:
+            with (
+                occupied(derivation, tools.runtime.directories) as place,
+                telling(place.root, tools.report) as report,
+                seated(derivation, place, replace(tools, report=report)) as here,
+            ):
+                return realised(derivation, place, here, house)
+        except OccupiedError as error:
+            join(derivation, error.place, tools, house)
+    return there
+
+
+def realised(derivation: Derivation, place: Workplace, tools: Tools, house: Wheelhouse) -> "Built":
+    """Build, repair and verify one derivation in a workplace of its own, and enter it into the wheelhouse."""
     started = time.monotonic()
-    if (there := present(derivation, house)) is not None:
-        return there
-    house.check_free(derivation.wheel_name, derivation.drv)
-    fitted = fit(derivation, tools)
-    with occupied(derivation, tools.runtime.directories) as place, seated(derivation, place, tools) as here:
-        if (there := present(derivation, house)) is not None:  # another process was at it, and is done
-            retire(place)
-            return there
-        made = make(derivation, fitted, place, here)
-        verified = verify(made.stamped, place, fitted, derivation, here)
-        verified = replace(verified, findings=(*made.proof, *verified.findings))
-        record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=time.monotonic() - started)
-        entry = enter(verified, record, place, house, here)
+    if (there := present(derivation, house)) is not None:  # another process was at it, and is done
         retire(place)
+        return there
+    fitted = fit(derivation, tools)
+    made = make(derivation, fitted, place, tools)
+    verified = verify(made.stamped, place, fitted, derivation, tools)
+    verified = replace(verified, findings=(*made.proof, *verified.findings))
+    record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=time.monotonic() - started)
+    entry = enter(verified, record, place, house, tools)
+    settle(place.root, wheel=entry.wheel, sha256=entry.sha256)
+    retire(place)
     return Built(derivation=derivation, wheel=entry.wheel, record=record, seconds=record.seconds, sha256=entry.sha256)
+
+
+def join(derivation: Derivation, place: Path, tools: Tools, house: Wheelhouse) -> None:
+    """Follow the build of this derivation that runs in a workplace, or end it (--takeover); then look again.
+
+    Raises what the other failed with; its wheel, in another wheelhouse, is taken into this one.
+    """
+    if tools.takeover:
+        take_over(place, tools.report)
+        return
+    outcome = follow(place, tools.report)
+    if outcome is None:
+        return
+    if outcome.status:
+        raise outcome.failure()
+    if Path(outcome.wheelhouse) == house.root:
+        return
+    entry = Wheelhouse(root=Path(outcome.wheelhouse)).find(derivation.drv)
+    if entry is not None:
+        tools.report.step(f"takes {entry.wheel} into this wheelhouse")
+        house.enter(entry.wheel, build_record=json.loads(entry.build_record.read_text("utf-8")), log=entry.log)
+        index_again(house, derivation.index_label)
 
 
 @contextmanager
@@ -227,7 +271,11 @@ def seated(derivation: Derivation, place: Workplace, tools: Tools) -> Iterator[T
         wheelhouse=tools.runtime.directories.wheelhouse,
         started=time.time(),
     )
-    with open_roster(tools.runtime.env).enter(occupant) as seat:
+    roster = open_roster(tools.runtime.env)
+    if elsewhere := told_elsewhere(roster, derivation.drv, place.root):
+        tools.report.warn(elsewhere)
+    with roster.enter(occupant) as seat:
+        tools.watch.when_lost(seat.detach)
         yield replace(tools, seat=seat)
 
 
@@ -377,8 +425,8 @@ def patched_tree(
     fetched: FetchedSource | FetchedTree, derivation: Derivation, place: Workplace, tools: Tools
 ) -> SourceTree:
     """Unpack and patch, unless a tree of an earlier start is there to go on with."""
-    goes_on = place.source.is_dir()
-    tools.report.step("source tree" + (" (of an earlier start: its finished objects are reused)" if goes_on else ""))
+    earlier = resume(place, derivation.source_date_epoch)
+    tools.report.step("source tree" + (f": {earlier.told}" if earlier else ""))
     return prepare(
         fetched,
         patches=derivation.patches,
@@ -658,12 +706,17 @@ def enter(verified: VerifiedWheel, record: BuildRecord, place: Workplace, house:
     """Enter the wheel into the wheelhouse, and write its index again."""
     entry = house.enter(verified.path, build_record=record.to_json(), log=place.log)
     label = record.derivation.index_label
-    folder = write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
+    folder = index_again(house, label)
     tools.report.step(f"done in {spell_seconds(record.seconds)}: {entry.wheel.name}")
     tools.report.note(f"sha256 {entry.sha256}")
     pin = f"{record.derivation.name}=={record.derivation.full_version}"
     tools.report.note(f'pip install --no-deps --only-binary :all: --index-url {folder.as_uri()} "{pin}"')
     return entry
+
+
+def index_again(house: Wheelhouse, label: str) -> Path:
+    """Write the index that a wheel stands in."""
+    return write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
 
 
 # outcomes --------------------------------------------------------------------------------------------

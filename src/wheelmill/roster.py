@@ -11,8 +11,9 @@ import os
 import secrets
 import signal
 import stat
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +101,7 @@ class Seat:
         self.token = f"{occupant.drv[:12]}-{occupant.pid}-{secrets.token_hex(4)}"
         self.state = Seated(token=self.token, occupant=occupant, pid_namespace=pid_namespace())
         self.lock = taken(self.lock_path)
+        self.turn = threading.Lock()
         self.publish()
 
     @property
@@ -117,13 +119,15 @@ class Seat:
 
         False where it could not be written: the build goes on, but others cannot see what it holds.
         """
-        self.state = replace(self.state, leases=tuple(leases), done=self.state.done if done is None else done)
-        return self.publish()
+        with self.turn:
+            self.state = replace(self.state, leases=tuple(leases), done=self.state.done if done is None else done)
+            return self.publish()
 
     def detach(self) -> None:
         """Publish that nobody listens to this build any more."""
-        self.state = replace(self.state, detached=True)
-        self.publish()
+        with self.turn:
+            self.state = replace(self.state, detached=True)
+            self.publish()
 
     def publish(self) -> bool:
         """Replace the content; the lock, where somebody has cleaned the folder away, is taken anew."""
@@ -206,24 +210,43 @@ class Roster:
         with private_file(self.directory / "account") as lock:
             yield wait_for(lock, patience)
 
-    def signal(self, seated: Seated, number: int) -> bool:
-        """Send a signal to a build's process; False where it is gone.
+    def target(self, seated: Seated) -> "Target":
+        """Give a build's process, to send it a signal."""
+        return Target(
+            pid=seated.occupant.pid,
+            pid_namespace=seated.pid_namespace,
+            name=seated.occupant.name,
+            alive=lambda: self.held(seated.token),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The process that holds a lock; `alive` says whether it does still."""
+
+    pid: int
+    pid_namespace: int
+    name: str
+    alive: Callable[[], bool]
+
+    def signal(self, number: int) -> bool:
+        """Send a signal; False where the process is gone.
 
         Raises EnvironmentUnfitError for a process of another pid namespace: there its number means another one.
         A pidfd names one process for good: what lives behind it is right, if the lock is held still after it was
         opened.
         """
-        if seated.pid_namespace != pid_namespace():
+        if self.pid_namespace != pid_namespace():
             raise EnvironmentUnfitError(
-                f"{seated.occupant.name} is built in another container (process {seated.occupant.pid} there)",
-                advice=f"Run `wheelmill stop {seated.occupant.name}` in that container.",
+                f"{self.name} is built in another container (process {self.pid} there)",
+                advice=f"Run `wheelmill stop {self.name}` in that container.",
             )
         try:
-            descriptor = os.pidfd_open(seated.occupant.pid)
+            descriptor = os.pidfd_open(self.pid)
         except (ProcessLookupError, ValueError):
             return False
         try:
-            if not self.held(seated.token):
+            if not self.alive():
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:

@@ -110,7 +110,10 @@ def tools(recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Too
     directories = Directories(cache=tmp_path / "cache", wheelhouse=tmp_path / "wheelhouse")
     return Tools(
         runtime=Runtime(
-            env={"HOME": str(tmp_path)}, directories=directories, cwd=tmp_path, python=Path("/env/bin/python")
+            env={"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
+            directories=directories,
+            cwd=tmp_path,
+            python=Path("/env/bin/python"),
         ),
         runner=FakeRunner(),
         report=Heard(),
@@ -292,7 +295,7 @@ def test_a_tree_of_an_earlier_start_is_announced(tools: Tools, derivation: Deriv
     place.source.mkdir()
     tree = patched_tree(FetchedTree(path=place.home, sha256="a" * 64), derivation, place, tools)
     assert tree.root == place.source
-    assert tools.report.lines == ["source tree (of an earlier start: its finished objects are reused)"]
+    assert tools.report.lines == ["source tree: goes on with no finished objects of an earlier start"]
 
 
 def test_a_check_that_is_not_there_is_found_before_the_build(derivation: Derivation, recipes: Path) -> None:
@@ -526,10 +529,12 @@ def test_a_wheel_that_another_process_finished_meanwhile_is_taken(
 ) -> None:
     """Two terminals: the second looked before the first was done, and came to the workplace after."""
 
-    def fit(*_: object) -> None:
+    def late(*given: object) -> object:
         entered(house, derivation, tmp_path)
+        return occupied(*given)
 
-    monkeypatch.setattr(pipeline, "fit", fit)
+    occupied = pipeline.occupied
+    monkeypatch.setattr(pipeline, "occupied", late)
     outcome = realise(derivation, tools, house)
     assert outcome.record is None
     assert list(tools.runtime.directories.builds.iterdir()) == []
