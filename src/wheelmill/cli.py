@@ -6,16 +6,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from . import __version__, redist
+from . import __version__, explain, redist
 from ._console import Console, document, make_console, result
 from ._process import Runner, SystemRunner
 from ._validate import parse_size
+from .again import in_rounds
 from .arch import Arch, Gpu, gpu_named
 from .catalog import DEFAULT_STACK, Catalog, find_roots, load_catalog
 from .derivation import Derivation, Selection, instantiate, parse_epoch
@@ -24,6 +25,7 @@ from .errors import (
     EXIT_STATUS,
     InterruptedBuildError,
     NothingSelectedError,
+    NotReproducibleError,
     RecipeError,
     UsageError,
     VerifyError,
@@ -39,10 +41,22 @@ from .limits import Limits, read_limits
 from .lint import Request, lint
 from .measure import measure, refresh
 from .peaks import to_line
-from .pipeline import Bounds, Built, Failed, Tools, attempt, capped, fetch_all, fetch_toolkit, plan, survey_machine
+from .pipeline import (
+    Bounds,
+    Built,
+    Failed,
+    Tools,
+    attempt,
+    capped,
+    fetch_all,
+    fetch_toolkit,
+    plan,
+    survey_machine,
+)
 from .plan import Plan, spell_seconds
 from .preflight import Finding
 from .published import repair_published
+from .rebuild import rebuild
 from .remedies import Surroundings
 from .resolve import check, lock
 from .resources import capacity, gib, parse_jobs
@@ -90,6 +104,9 @@ class Options(argparse.Namespace):
     accept_license: bool = False
     gpu: list[str] | None = None
     kernels: bool = False
+    rounds: str = "1"
+    trust: bool = False
+    vary: bool = False
     unit: list[str] | None = None
     table: Path | None = None
     root: Path | None = None
@@ -241,9 +258,11 @@ def run_build(session: Session) -> int:
     stack = session.catalog.stack(session.options.stack)
     refuse_prebuilt(selections, stack, "building it from source arrives with a later release")
     derivations = [instantiate(session.catalog, selection) for selection in selections]
+    rounds = parse_jobs(session.options.rounds, source="--rounds", what="rounds") or 1
+    line = None if rounds == 1 else partial(in_rounds, rounds=rounds)
     outcomes = []
     for derivation in derivations:
-        outcome = attempt(derivation, session.tools, session.wheelhouse)
+        outcome = attempt(derivation, session.tools, session.wheelhouse, line=line)
         outcomes.append(outcome)
         match outcome:
             case Built(wheel=wheel):
@@ -493,6 +512,68 @@ def run_measure(session: Session) -> int:
     return 0
 
 
+def run_rebuild(session: Session) -> int:
+    """Build a wheel again from what it carries; 9 unless the bytes are the same."""
+    wheel = only_wheel(session)
+    options = session.options
+    done = rebuild(wheel, session.tools, trust=options.trust, vary=options.vary)
+    grade = done.comparison.grade
+    if options.json:
+        session.document(done.to_json())
+    else:
+        result(f"{grade}: {wheel.name}")
+        for each in done.comparison.differences:
+            result(f"  {each.line()}")
+        for reason in done.reasons:
+            result(f"  why: {reason.text}")
+    if done.kept is not None:
+        session.console.warn(f"the second wheel is kept: {done.kept}")
+    return 0 if grade == "identical" else NotReproducibleError.exit_status
+
+
+def only_wheel(session: Session) -> Path:
+    """Give the one wheel named; UsageError for several."""
+    first, *more = wheel_paths(session)
+    if more:
+        raise UsageError(f"{session.options.command} takes one wheel at a time, not {len(more) + 1}")
+    return first
+
+
+def run_why(session: Session) -> int:
+    """Say which inputs of two builds differ, or why no wheel of the wheelhouse served a build."""
+    names = session.options.names
+    if len(names) == 2:
+        first, second = (explain.subject(name, cwd=session.runtime.cwd, house=session.wheelhouse) for name in names)
+    elif len(names) == 1 and not names[0].endswith((".whl", ".json")):
+        [selection] = session.selections(default_all=False)
+        derivation = instantiate(session.catalog, selection)
+        second = explain.of_derivation(derivation)
+        found = explain.relatives(derivation, session.wheelhouse)
+        if not found:
+            raise NothingSelectedError(
+                f"{session.wheelhouse.root} has no wheel of {derivation.name}",
+                advice=f"Build one: `{build_command(derivation)}`.",
+            )
+        first = found[0]
+    else:
+        raise UsageError(
+            "why compares two builds, or a package with the wheelhouse",
+            advice="Give two of wheel, build record, hash; or one package: `wheelmill why flash-attn`.",
+        )
+    reasons = explain.reasons(first, second)
+    same = first.drv == second.drv
+    if session.options.json:
+        document = {"first": first.label, "second": second.label, "same_derivation": same}
+        session.document({"schema": 1, **document, "reasons": [reason.to_json() for reason in reasons]})
+        return 0
+    result(f"{first.label}  drv {first.drv[:12]}\n{second.label}  drv {second.drv[:12]}")
+    if not reasons:
+        result("  no input differs: the same derivation" + (", the same realisation" if second.found else ""))
+    for reason in reasons:
+        result(f"  {reason.text}")
+    return 0
+
+
 def run_gc(session: Session) -> int:
     """Free space in the cache."""
     freed = list(collect(session.runtime.directories, everything=session.options.all))
@@ -631,6 +712,9 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "--table": {"type": Path, "metavar": "FILE", "help": "put what was measured into this table, too"},
     "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
+    "--rounds": {"metavar": "N", "help": "build N times with empty object caches; other bytes are an error (status 9)"},
+    "--trust": {"action": "store_true", "help": "run the code of a wheel that was not made from this checkout"},
+    "--vary": {"action": "store_true", "help": "vary path, umask, locale, zone, cores and jobs around the build"},
     "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
     "--kernels": {"action": "store_true", "help": "unpack all device code and list every kernel by architecture"},
     "--gpu": {
@@ -699,8 +783,24 @@ COMMANDS: dict[str, Command] = {
         "wheelmill build flash-attn --stack cu130 --variant hdim128-bf16-inference\n"
         "wheelmill build causal-conv1d --stack cu130 --arch '10.0;12.0' --max-jobs 8",
         run=run_build,
-        options=("--gpu",),
+        options=("--gpu", "--rounds"),
         names="NAME",
+    ),
+    "rebuild": Command(
+        help="build a wheel again from what it carries, with an empty object cache, and compare",
+        examples="wheelmill rebuild wheelhouse/NAME.whl\nwheelmill rebuild wheelhouse/NAME.whl --vary --json",
+        run=run_rebuild,
+        names="WHEEL",
+        options=("--trust", "--vary"),
+        notes="Grades: identical (status 0); same-content (packed otherwise), same-code (what differs does not run),\n"
+        "different: status 9, with the file, the section and the first symbol that differ.",
+    ),
+    "why": Command(
+        help="which inputs of two builds differ, in words; with a package: why no cached wheel served",
+        examples="wheelmill why wheelhouse/ONE.whl wheelhouse/OTHER.whl.build.json\n"
+        "wheelmill why 4404fab15ac3 bebabf813ce6\nwheelmill why flash-attn --stack cu130",
+        run=run_why,
+        names="A",
     ),
     "inspect": Command(
         help="what is in a wheel or a library: device code by architecture, the GPUs it serves, what it needs",

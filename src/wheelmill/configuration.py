@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from .derivation import Derivation
 from .errors import ConfigurationError
-from .records import CompileRecord
 from .knobs import Knobs, knowledge
 from .preflight import Finding, Status
 from .recipe import Expects
+from .records import CompileRecord
 
 CXX = (".cu", ".cpp", ".cc", ".cxx", ".C")
 """Sources that a C++ standard means something for."""

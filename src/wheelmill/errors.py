@@ -263,6 +263,19 @@ class DeviceCodeError(VerifyError):
     default_advice = "The file is damaged or was not made by nvcc: build it or download it again."
 
 
+# 9: not reproducible ---------------------------------------------------------------------------------
+
+
+class NotReproducibleError(WheelmillError):
+    """A second build of the same inputs gave other bytes."""
+
+    exit_status = 9
+    default_advice = (
+        "The first difference says what to look for: a path, a date, a name made of a process id, an order. "
+        "Take it out with a patch, then raise `revision`."
+    )
+
+
 # 130: interrupted ------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ def collect(directories: Directories, *, everything: bool) -> Iterator[Freed]:
     fetched again, unless a build runs.
     """
     running = False
-    for place in folders(directories.builds):
+    for place in (*folders(directories.builds), *rebuilds(directories.rebuilds)):
         with held(place / "lock") as ours:
             running |= not ours
             if ours:
@@ -37,6 +37,11 @@ def collect(directories: Directories, *, everything: bool) -> Iterator[Freed]:
             yield from (
                 removed(path) for path in folders(root.parent) if path == root or path.name.startswith(f".{root.name}.")
             )
+
+
+def rebuilds(root: Path) -> list[Path]:
+    """List the work folders of rebuilds, then what is around them: their object caches, a wheel that was kept."""
+    return [place for run in folders(root) for place in (*folders(run / "builds"), run)]
 
 
 def folders(root: Path) -> list[Path]:

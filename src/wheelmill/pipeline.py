@@ -791,11 +791,15 @@ def outcome_json(
     return {**fields, **more}
 
 
-def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse) -> Built | Failed:
+Line = Callable[[Derivation, Tools, Wheelhouse], Built]
+"""What turns a derivation into a wheel in the wheelhouse."""
+
+
+def attempt(derivation: Derivation, tools: Tools, house: Wheelhouse, *, line: Line | None = None) -> Built | Failed:
     """Realise a derivation; an understood failure is a value."""
     started = time.monotonic()
     try:
-        return realise(derivation, tools, house)
+        return (line or realise)(derivation, tools, house)
     except WheelmillError as error:
         return Failed(derivation=derivation, error=error, seconds=time.monotonic() - started)
     except BrokenPipeError:  # whoever reads what we say has gone: no trouble of the build's

@@ -15,6 +15,8 @@ class Directories:
     wheelhouse: Path
     fresh: Path | None = None
     """Where a build that must not meet an earlier one has its work folder and an empty object cache."""
+    elsewhere: Path | None = None
+    """Where such folders are made, where it shall be another place than usual."""
 
     @property
     def store(self) -> Path:
@@ -40,6 +42,11 @@ class Directories:
     def peaks(self) -> Path:
         """What compiles took here: one table per package, appended to by every build."""
         return self.cache / "peaks"
+
+    @property
+    def rebuilds(self) -> Path:
+        """Work folders of builds that share none, each with an object cache of its own."""
+        return self.elsewhere or self.cache / "rebuilds"
 
     @property
     def builds(self) -> Path:

@@ -14,8 +14,8 @@ import pytest
 import uv
 
 from wheelmill._process import descendants
-from wheelmill.records import read_records
 from wheelmill.inspection import inspect_wheel
+from wheelmill.records import read_records
 
 ROOT = Path(__file__).parents[2]
 WHEEL = "torch_cuda_ext-1.0.0+cu130.torch2.11.0.sm100-1-cp312-cp312-manylinux_2_28_x86_64.whl"

@@ -11,8 +11,8 @@ from wheelmill.catalog import load_catalog
 from wheelmill.configuration import prove, reached, require_effect, units_of
 from wheelmill.derivation import Derivation, Selection, instantiate
 from wheelmill.errors import ConfigurationError
-from wheelmill.records import CompileRecord
 from wheelmill.recipe import ArchControl, Expects
+from wheelmill.records import CompileRecord
 
 GOOD = ("-DB", "-O3", "-std=c++17", "-DA=2", "-c", "k.cu")
 
