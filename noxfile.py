@@ -76,6 +76,9 @@ DOORS: dict[str, tuple[tuple[str, ...], str]] = {
     "install": (("install",), "Install from the wheelhouse, offline, with hashes, into an environment."),
     "index": (("index",), "Write the static indexes of the wheelhouse again."),
     "limits": (("limits",), "Show effective cores, memory and processes, and where each bound comes from."),
+    "ps": (("ps",), "Show the builds that run here."),
+    "stop": (("stop",), "End a running build with its whole tree: `nox -s stop -- flash-attn`."),
+    "log": (("log",), "Show a build's log: `nox -s log -- --follow`."),
     "gc": (("gc",), "Free space in the cache."),
     "release": (("release",), "Publish with proofs (a later release; says so)."),
 }

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Never
 
@@ -20,7 +21,8 @@ def main() -> Never:
         status = run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)  # noqa: T201 - the console may be what was interrupted
+        with suppress(OSError):  # a terminal that is gone
+            print("error: interrupted", file=sys.stderr)  # noqa: T201 - the console may be what was interrupted
         status = 130
     except BrokenPipeError:
         # Whoever read our stdout has gone; Python would complain again while it flushes at exit.

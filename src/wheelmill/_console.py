@@ -1,9 +1,10 @@
 """What a person sees: talk on stderr, results on stdout, nothing that a log could use to take over a terminal."""
 
 import json
+import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -93,6 +94,22 @@ def make_console(*, quiet: bool, no_colour: bool, talk: TextIO | None = None) ->
 def result(text: str) -> None:
     """Print a result on stdout; what a wheel calls its members may have been made to drive a terminal."""
     sys.stdout.write(escaped(text) + "\n")
+
+
+def deliver(words: Callable[[], None]) -> bool:
+    """Print a result of work that is done whether anybody reads it or not; False where nobody does.
+
+    What the stream holds still would raise once more at exit, so it goes to the null device.
+    """
+    try:
+        words()
+        sys.stdout.flush()
+    except OSError:  # a pipe without a reader, a terminal that is gone
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return False
+    return True
 
 
 def document(value: Mapping[str, object]) -> None:

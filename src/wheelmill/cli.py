@@ -13,7 +13,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from . import __version__, explain, redist
-from ._console import Console, document, make_console, result
+from ._console import Console, deliver, document, make_console, result
 from ._process import Runner, SystemRunner
 from ._validate import parse_size
 from .again import in_rounds
@@ -32,6 +32,7 @@ from .errors import (
     WheelmillError,
     of_system,
 )
+from .following import as_json, chosen, end, find_log, log_lines, paragraph, title
 from .gc import collect
 from .index import remove_indexes, write_index
 from .inspection import inspect_file
@@ -60,12 +61,14 @@ from .rebuild import rebuild
 from .remedies import Surroundings
 from .resolve import check, lock
 from .resources import capacity, gib, parse_jobs
+from .roster import open_roster
 from .runtime import Runtime, capture
 from .stack import Stack
 from .surroundings import look_around, requirements_of
 from .toolkit import fetch_command
 from .toolkit_recipe import ToolkitRecipe
 from .verify import claimed, inspect_and_judge, require
+from .watch import Watch
 from .wheelhouse import Wheelhouse
 
 EPILOG = "exit status: " + ", ".join(f"{number} {text}" for number, text in EXIT_STATUS.items())
@@ -104,6 +107,9 @@ class Options(argparse.Namespace):
     accept_license: bool = False
     gpu: list[str] | None = None
     kernels: bool = False
+    no_detach: bool = False
+    takeover: bool = False
+    follow: bool = False
     rounds: str = "1"
     trust: bool = False
     vary: bool = False
@@ -138,7 +144,14 @@ class Session:
             cuda_home=self.options.cuda_home,
             python=self.options.python,
             bounds=bounds(self.options, self.runtime),
+            takeover=self.options.takeover,
+            watch=self.watch,
         )
+
+    @cached_property
+    def watch(self) -> Watch:
+        """Who looks whether anybody still listens; nox is followed into its end (it sets this variable)."""
+        return Watch(stop_when_lost=self.options.no_detach, follows_parent="NOX_CURRENT_SESSION" in self.runtime.env)
 
     @property
     def wheelhouse(self) -> Wheelhouse:
@@ -261,19 +274,21 @@ def run_build(session: Session) -> int:
     rounds = parse_jobs(session.options.rounds, source="--rounds", what="rounds") or 1
     line = None if rounds == 1 else partial(in_rounds, rounds=rounds)
     outcomes = []
-    for derivation in derivations:
-        outcome = attempt(derivation, session.tools, session.wheelhouse, line=line)
-        outcomes.append(outcome)
-        match outcome:
-            case Built(wheel=wheel):
-                if not session.options.json:
-                    result(str(wheel))
-            case Failed(error=error):
-                session.console.failure(error)
-                if error.exit_status == 130:
-                    break
+    with session.watch.looking():
+        for derivation in derivations:
+            outcome = attempt(derivation, session.tools, session.wheelhouse, line=line)
+            outcomes.append(outcome)
+            match outcome:
+                case Built(wheel=wheel):
+                    if not session.options.json:
+                        deliver(partial(result, str(wheel)))
+                case Failed(error=error):
+                    session.console.failure(error)
+                    if error.exit_status == 130:
+                        break
     if session.options.json:
-        session.document({"schema": 1, "builds": [outcome.to_json() for outcome in outcomes]})
+        builds = [outcome.to_json() for outcome in outcomes]
+        deliver(partial(session.document, {"schema": 1, "builds": builds}))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
     return failures[-1].error.exit_status if failures else 0
 
@@ -574,6 +589,47 @@ def run_why(session: Session) -> int:
     return 0
 
 
+def run_ps(session: Session) -> int:
+    """Show the builds of this user that run here."""
+    running = open_roster(session.runtime.env).others()
+    if session.options.json:
+        session.document({"schema": 1, "builds": [as_json(each) for each in running]})
+        return 0
+    for each in running:
+        result(paragraph(each, time.time()))
+    if not running:
+        session.console.note("nothing is being built")
+    return 0
+
+
+def run_stop(session: Session) -> int:
+    """End running builds, each with its whole tree."""
+    options, roster = session.options, open_roster(session.runtime.env)
+    stopped = []
+    for each in chosen(roster, options.names, everything=options.all):
+        session.console.step(f"stop {title(each)}")
+        how = end(roster.target(each))
+        session.console.note(f"{how}; finished objects stay, the same build goes on with them")
+        stopped.append({"name": each.occupant.name, "drv": each.occupant.drv, "pid": each.occupant.pid, "how": how})
+    if options.json:
+        session.document({"schema": 1, "stopped": stopped})
+    return 0
+
+
+def run_log(session: Session) -> int:
+    """Show the log of a build, with --follow until it ends."""
+    options = session.options
+    log = find_log(open_roster(session.runtime.env), session.runtime.directories, options.names)
+    if options.json:
+        session.document({"schema": 1, "log": str(log.path), "running": log.running()})
+        return 0
+    for line in log_lines(log, follow_it=options.follow):
+        result(line)
+        if options.follow:
+            sys.stdout.flush()
+    return 0
+
+
 def run_gc(session: Session) -> int:
     """Free space in the cache."""
     freed = list(collect(session.runtime.directories, everything=session.options.all))
@@ -710,7 +766,19 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "answer for the machine whose files were copied to this folder",
     },
     "--table": {"type": Path, "metavar": "FILE", "help": "put what was measured into this table, too"},
-    "--all": {"action": "store_true", "help": "also environments, toolkits, object caches and fetched files"},
+    "--all": {
+        "action": "store_true",
+        "help": "gc: also environments, toolkits, object caches and fetched files; stop: every running build",
+    },
+    "--no-detach": {
+        "action": "store_true",
+        "help": "end with the terminal, or with whoever reads our words (CI); else a build goes on without them",
+    },
+    "--takeover": {
+        "action": "store_true",
+        "help": "end a running build of the same derivation, with its whole tree, and go on with its objects",
+    },
+    "--follow": {"action": "store_true", "help": "show what is still to come, too, until the build ends"},
     "--into": {"type": Path, "metavar": "DIR", "help": "the environment to make or use (default: ./venv)"},
     "--rounds": {"metavar": "N", "help": "build N times with empty object caches; other bytes are an error (status 9)"},
     "--trust": {"action": "store_true", "help": "run the code of a wheel that was not made from this checkout"},
@@ -783,7 +851,29 @@ COMMANDS: dict[str, Command] = {
         "wheelmill build flash-attn --stack cu130 --variant hdim128-bf16-inference\n"
         "wheelmill build causal-conv1d --stack cu130 --arch '10.0;12.0' --max-jobs 8",
         run=run_build,
-        options=("--gpu", "--rounds"),
+        options=("--gpu", "--rounds", "--no-detach", "--takeover"),
+        names="NAME",
+        notes="A lost terminal lets a build go on: see it with `wheelmill ps` and `wheelmill log --follow`, end it\n"
+        "with `wheelmill stop`. A second start of the same build shows the progress of the first, and ends as it does.",
+    ),
+    "ps": Command(
+        help="the builds that run here: since when, compiles, memory, log",
+        examples="wheelmill ps\nwheelmill ps --json",
+        run=run_ps,
+    ),
+    "stop": Command(
+        help="end a running build with its whole tree; its finished objects stay (--all: every build)",
+        examples="wheelmill stop\nwheelmill stop flash-attn\nwheelmill stop --all",
+        run=run_stop,
+        options=("--all",),
+        names="NAME",
+        notes="NAME is a package, or the beginning of a derivation as `wheelmill ps` shows it.",
+    ),
+    "log": Command(
+        help="the log of a running build, else of the last one that failed (--follow: until it ends)",
+        examples="wheelmill log --follow\nwheelmill log flash-attn",
+        run=run_log,
+        options=("--follow",),
         names="NAME",
     ),
     "rebuild": Command(

@@ -4,7 +4,8 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -31,10 +32,19 @@ class Watch:
     listeners: list[Callable[[], None]] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
-    def start(self) -> None:
-        """Begin to look, for as long as this process lives; call it in the main thread."""
-        signal.signal(signal.SIGHUP, self.heard_hang_up)
-        threading.Thread(target=self.run, name="watch", daemon=True).start()
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look for as long as a block runs; in the main thread, as it takes SIGHUP."""
+        before = signal.signal(signal.SIGHUP, self.heard_hang_up)
+        self.over.clear()
+        thread = threading.Thread(target=self.run, name="watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            thread.join()
+            signal.signal(signal.SIGHUP, before)
 
     def heard_hang_up(self, _number: int, _frame: FrameType | None) -> None:
         """Take SIGHUP: the terminal is gone."""
