@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wheelmill import _launcher as launcher
@@ -519,6 +519,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(JSON)
 def test_json_is_spelled_and_read_as_json_does(value: object) -> None:
     """What is written is what `json` writes without blanks, and what `json` writes is read."""
