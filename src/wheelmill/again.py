@@ -15,7 +15,7 @@ from .errors import EnvironmentUnfitError, NotReproducibleError
 from .index import write_index
 from .packing import zlib_found, zlib_problem
 from .pipeline import Built, Fitted, Tools, fit, make, present, realise, seated
-from .wheelhouse import Wheelhouse
+from .wheelhouse import LOG_SUFFIX, PROOF_SUFFIX, RECORD_SUFFIX, Wheelhouse
 
 SHOWN_DIFFERENCES = 12
 
@@ -34,9 +34,10 @@ def in_rounds(derivation: Derivation, tools: Tools, house: Wheelhouse, *, rounds
         folder = separate.runtime.directories.builds.parent / "wheelhouse"
         built = realise(derivation, separate, Wheelhouse(root=folder))
         more_rounds(built.wheel, derivation, tools, range(2, rounds + 1))
-        log = built.wheel.with_name(f"{built.wheel.name}.log")
-        record = json.loads(built.wheel.with_name(f"{built.wheel.name}.build.json").read_text("utf-8"))
-        entry = house.enter(built.wheel, build_record={**record, "rounds": rounds}, log=log)
+        log = built.wheel.with_name(built.wheel.name + LOG_SUFFIX)
+        record = json.loads(built.wheel.with_name(built.wheel.name + RECORD_SUFFIX).read_text("utf-8"))
+        proof = built.wheel.with_name(built.wheel.name + PROOF_SUFFIX).read_bytes()
+        entry = house.enter(built.wheel, build_record={**record, "rounds": rounds}, log=log, proof=proof)
     label = derivation.index_label
     write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
     tools.report.step(f"{rounds} rounds gave the same bytes: {entry.wheel.name}")

@@ -460,13 +460,19 @@ def run_inspect(session: Session) -> int:
     """Show what is in wheels or libraries; as JSON, several are a list in one document."""
     kernels = session.options.kernels
     inspections = [inspect_file(path, kernels=kernels) for path in wheel_paths(session)]
+    makings = [explain.making(path) for path in wheel_paths(session)]
     if session.options.json:
-        documents = [inspection.to_json(kernels=kernels) for inspection in inspections]
+        documents = [
+            {**inspection.to_json(kernels=kernels), "made": made and made.to_json()}
+            for inspection, made in zip(inspections, makings, strict=True)
+        ]
         session.document(documents[0] if len(documents) == 1 else {"schema": 1, "wheels": documents})
         return 0
-    for inspection in inspections:
+    for inspection, made in zip(inspections, makings, strict=True):
         for line in inspection.report(kernels=kernels):
             result(line)
+        if made is not None:
+            result(f"  {made.line()}")
     return 0
 
 

@@ -10,6 +10,7 @@ from .carry import FOLDER
 from .derivation import Derivation
 from .errors import UsageError, VerifyError
 from .lock import Pin, parse_lock
+from .provenance import marks
 from .verify import check_hashes, embedded_facts, listed, mapping
 from .wheel_file import DAMAGE, read_wheel
 from .wheelhouse import RECORD_SUFFIX, Wheelhouse
@@ -186,6 +187,38 @@ def relatives(derivation: Derivation, house: Wheelhouse) -> tuple[Subject, ...]:
                 found.append(made)
     now = of_derivation(derivation)
     return tuple(sorted(found, key=lambda made: len(reasons(made, now))))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """By which derivation a wheel was made, and what lowers its claim."""
+
+    drv: str
+    marks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as `inspect --json` does."""
+        return {"drv": self.drv, "marks": list(self.marks)}
+
+    def line(self) -> str:
+        """Say it in one line."""
+        return "; ".join([f"made by wheelmill, drv {self.drv[:12]}", *self.marks])
+
+
+def making(path: Path) -> Making | None:
+    """Say by which derivation a wheel was made and what lowers its claim; None for somebody else's file.
+
+    The record beside it, where there is one of this very wheel, knows of the checkout, too.
+    """
+    try:
+        made = of_wheel(path) if path.suffix == ".whl" else None
+    except VerifyError:  # `verify` says what is wrong with it
+        return None
+    if made is None:
+        return None
+    held = Wheelhouse(root=path.parent).held(path.name)
+    told = marks(made.found or {})
+    return Making(drv=made.drv, marks=tuple(dict.fromkeys([*told, *(held.marks if held else ())])))
 
 
 # reasons ---------------------------------------------------------------------------------------------

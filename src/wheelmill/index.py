@@ -19,6 +19,7 @@ from packaging.version import Version
 from .errors import UsageError
 from .store import digest_of
 from .wheel_file import WheelFile, read_wheel, replacing, values
+from .wheelhouse import Wheelhouse
 
 API_VERSION = "1.1"
 """PEP 700: sizes and versions are given; there are no upload times, which would change with every run."""
@@ -38,6 +39,8 @@ class Link:
     size: int
     metadata_sha256: str
     requires_python: str
+    marks: tuple[str, ...] = ()
+    """What lowers the wheel's claim, as its build record says."""
 
 
 def write_index(root: Path, label: str, wheels: Iterable[Path]) -> Path:
@@ -94,6 +97,7 @@ def link(wheel: WheelFile) -> Link:
         size=wheel.path.stat().st_size,
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
         requires_python="".join(values(wheel.metadata, "Requires-Python")[:1]),
+        marks=held.marks if (held := Wheelhouse(root=wheel.path.parent).held(wheel.path.name)) else (),
     )
 
 
@@ -108,7 +112,8 @@ def project_page(project: str, links: Sequence[Link]) -> bytes:
             "data-dist-info-metadata": f"sha256={one.metadata_sha256}",
         }
         spelled = " ".join(f'{name}="{escape(value)}"' for name, value in attributes.items())
-        lines.append(f"<a {spelled}>{escape(one.name)}</a><br>")
+        told = f" ({escape('; '.join(one.marks))})" if one.marks else ""
+        lines.append(f"<a {spelled}>{escape(one.name)}</a>{told}<br>")
     return page(f"Links for {project}", lines)
 
 
@@ -144,6 +149,8 @@ def project_document(project: str, links: Sequence[Link]) -> bytes:
             **({"requires-python": one.requires_python} if one.requires_python else {}),
             "core-metadata": {"sha256": one.metadata_sha256},
             "dist-info-metadata": {"sha256": one.metadata_sha256},
+            # PEP 691: a key with an underscore is a private one, which installers pass over.
+            **({"_wheelmill_marks": list(one.marks)} if one.marks else {}),
         }
         for one in links
     ]

@@ -18,15 +18,17 @@ from ._process import Runner
 from ._uv import Uv
 from .account import Foresight, Means, Terms
 from .arch import Arch
+from .attest import statement
 from .build import BuiltWheel, Equipment, Walls, Workplace, build_wheel, occupied, recorded, retire, shut_in
 from .carry import carried
-from .catalog import Catalog
+from .catalog import Catalog, patches_folder
 from .configuration import prove, require_effect
 from .derivation import Derivation, Selection, instantiate
 from .doctor import examine, sandbox_finding
 from .environment import BuildEnvironment, create, demand
 from .errors import (
     CommandFailedError,
+    EnvironmentUnfitError,
     InterruptedBuildError,
     OccupiedError,
     RecipeError,
@@ -49,7 +51,7 @@ from .places import IndexSettings, index_settings
 from .plan import Forecast, Plan, Planned, ToolkitSummary, Wanted, forecast, refused, spell_seconds
 from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit
-from .provenance import BuildRecord, Found, embedded, gather, realisation
+from .provenance import BuildRecord, Found, Origin, embedded, gather, marks, realisation
 from .records import CompileSummary
 from .redist import provide
 from .repair import AuditedWheel, Stamp, StampedWheel, audit, release, repair_policy, stamp
@@ -229,7 +231,10 @@ def realised(derivation: Derivation, place: Workplace, tools: Tools, house: Whee
     made = make(derivation, fitted, place, tools)
     verified = verify(made.stamped, place, fitted, derivation, tools)
     verified = replace(verified, findings=(*made.proof, *verified.findings))
-    record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=time.monotonic() - started)
+    origin, seconds = origin_of(derivation, tools), time.monotonic() - started
+    record = make_record(made, verified, derivation, jobs=fitted.grant.granted, seconds=seconds, origin=origin)
+    for mark in marks(made.found.to_json(), origin):
+        tools.report.note(f"marked: {mark}")
     entry = enter(verified, record, place, house, tools)
     settle(place.root, wheel=entry.wheel, sha256=entry.sha256)
     retire(place)
@@ -682,7 +687,7 @@ def run_probes(python: Path, derivation: Derivation, place: Workplace, runner: R
 
 
 def make_record(
-    made: Made, verified: VerifiedWheel, derivation: Derivation, *, jobs: int, seconds: float
+    made: Made, verified: VerifiedWheel, derivation: Derivation, *, jobs: int, seconds: float, origin: Origin
 ) -> BuildRecord:
     """Write down how the build went."""
     stamped = made.stamped
@@ -699,12 +704,40 @@ def make_record(
         units=made.built.records,
         external=stamped.external,
         findings=tuple(finding.to_json() for finding in verified.findings),
+        origin=origin,
     )
+
+
+def origin_of(derivation: Derivation, tools: Tools) -> Origin:
+    """Ask git for the checkout that the recipes lie in: what is not committed nobody else can look up."""
+    files = (derivation.recipe.file, derivation.stack.file, derivation.toolkit.file)
+    folders = sorted({str(Path(file).parent) for file in files})
+    commit, dirty = "", False
+    for folder in folders:
+        head, status = (
+            ask_git(folder, words, tools) for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "."])
+        )
+        commit = head.strip() if folder == str(Path(derivation.recipe.file).parent) else commit
+        dirty |= bool(head and status.strip())
+    patches = patches_folder(derivation.recipe) / derivation.name
+    changed = ask_git(str(patches), ["status", "--porcelain", "--", "."], tools) if patches.is_dir() else ""
+    return Origin(commit=commit, dirty=dirty or bool(changed.strip())) if commit else Origin()
+
+
+def ask_git(folder: str, words: Sequence[str], tools: Tools) -> str:
+    """Ask git about a folder; nothing where it has no answer, is not there, or the checkout is somebody else's."""
+    env = {"PATH": tools.runtime.env.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C.UTF-8", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = tools.runner.run(["git", "-C", folder, *words], env=env, check=False)
+    except EnvironmentUnfitError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def enter(verified: VerifiedWheel, record: BuildRecord, place: Workplace, house: Wheelhouse, tools: Tools) -> Entry:
     """Enter the wheel into the wheelhouse, and write its index again."""
-    entry = house.enter(verified.path, build_record=record.to_json(), log=place.log)
+    proof = statement(record)
+    entry = house.enter(verified.path, build_record=record.to_json(), log=place.log, proof=proof)
     label = record.derivation.index_label
     folder = index_again(house, label)
     tools.report.step(f"done in {spell_seconds(record.seconds)}: {entry.wheel.name}")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import __version__
 from .derivation import Derivation, canonical
 from .interpreter import Interpreter
 from .packing import CHUNK, LEVEL, zlib_found
@@ -56,6 +57,39 @@ def gather(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The checkout that the recipes came from; empty where they are in none, as when they were installed."""
+
+    commit: str = ""
+    dirty: bool = False
+    """Whether recipes or patches were changed since that commit."""
+
+    def to_json(self) -> dict[str, object]:
+        """Give it as the build record has it."""
+        return {"commit": self.commit or None, "dirty": self.dirty}
+
+
+def marks(found: Mapping[str, object], origin: Origin | None = None) -> tuple[str, ...]:
+    """Say what lowers the claim of a wheel, each in a few words; nothing for a wheel that promises everything.
+
+    Another machine can make the same bytes only where it has the same of what is marked here.
+    """
+    sandbox = found.get("sandbox")
+    told = []
+    if found.get("toolkit_pinned") is False:
+        told.append("host toolkit, not pinned")
+    if sandbox == "none":
+        told.append("no sandbox: paths and network were the machine's")
+    elif sandbox != "namespaces":
+        told.append(f"sandbox of rung {sandbox}: fixed paths, but the network was not cut")
+    if str(found.get("zlib", "")).endswith("not the reference"):
+        told.append("packed by another zlib than the reference")
+    if origin is not None and origin.dirty:
+        told.append("recipes with uncommitted changes")
+    return tuple(told)
+
+
 def realisation(derivation: Derivation, found: Found) -> str:
     """Hash the derivation and what was found: bytes are promised per realisation."""
     return hashlib.sha256(canonical({"drv": derivation.drv, "found": found.to_json()})).hexdigest()
@@ -94,6 +128,7 @@ class BuildRecord:
     external: Mapping[str, str]
     """Each library that the wheel leaves to others, and who brings it."""
     findings: tuple[Mapping[str, object], ...]
+    origin: Origin = Origin()
 
     @property
     def ideal_seconds(self) -> float:
@@ -125,6 +160,9 @@ class BuildRecord:
             "findings": [dict(finding) for finding in self.findings],
             "inputs": self.derivation.inputs,
             "found": self.found.to_json(),
+            "recipes": self.origin.to_json(),
+            "marks": list(marks(self.found.to_json(), self.origin)),
+            "wheelmill": __version__,
             "units": [unit_json(unit) for unit in self.units],
         }
 

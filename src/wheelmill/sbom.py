@@ -71,7 +71,7 @@ def bill(derivation: Derivation, found: Found, linked: Linked) -> bytes:
 
 def product(derivation: Derivation) -> Json:
     """Describe the wheel itself: what it was made of, and with which patches."""
-    purl = package_url(derivation.name, derivation.full_version)
+    purl = pypi_url(derivation.name, derivation.full_version)
     component: Json = {
         "type": "library",
         "bom-ref": purl,
@@ -98,7 +98,7 @@ def upstream(derivation: Derivation) -> Json:
     source = derivation.release.source
     component: Json = {"type": "library", "name": derivation.name, "version": derivation.version}
     if isinstance(source, IndexSource):
-        purl = f"{package_url(source.project, derivation.version)}?file_name={quote(source.file)}"
+        purl = f"{pypi_url(source.project, derivation.version)}?file_name={quote(source.file)}"
         component |= {"purl": purl, "hashes": [{"alg": "SHA-256", "content": source.sha256}]}
     else:
         component["properties"] = [{"name": "wheelmill:tree-sha256", "value": source.sha256}]
@@ -138,7 +138,7 @@ def external(derivation: Derivation, libraries: Mapping[str, str]) -> Iterable[J
         pin = derivation.build_lock.pins.get(owner)
         component: Json = {"type": "library" if pin else "device-driver", "bom-ref": f"external:{owner}", "name": owner}
         if pin:
-            component |= {"version": pin.version, "purl": package_url(owner, pin.version)}
+            component |= {"version": pin.version, "purl": pypi_url(owner, pin.version)}
         yield component | {
             "isExternal": True,
             "properties": [
@@ -149,6 +149,6 @@ def external(derivation: Derivation, libraries: Mapping[str, str]) -> Iterable[J
         }
 
 
-def package_url(name: str, version: str) -> str:
+def pypi_url(name: str, version: str) -> str:
     """Spell a package URL of the Python package index."""
     return f"pkg:pypi/{name}@{quote(version, safe='')}"

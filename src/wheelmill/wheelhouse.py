@@ -18,6 +18,7 @@ from .store import DiskFullError, digest_of, sync
 
 RECORD_SUFFIX = ".build.json"
 LOG_SUFFIX = ".log"
+PROOF_SUFFIX = ".provenance.json"
 LOCK_NAME = ".lock"
 STAGING_PREFIX = ".entering-"
 NAME_FILE = "wheel-name"
@@ -33,11 +34,18 @@ class Entry:
     size: int
     index: str = ""
     """The index that it stands in."""
+    marks: tuple[str, ...] = ()
+    """What lowers its claim: see provenance.marks."""
 
     @property
     def build_record(self) -> Path:
         """What the wheel was built from, by whom is not said."""
         return self.wheel.with_name(self.wheel.name + RECORD_SUFFIX)
+
+    @property
+    def proof(self) -> Path:
+        """The in-toto statement of how it was made."""
+        return self.wheel.with_name(self.wheel.name + PROOF_SUFFIX)
 
     @property
     def log(self) -> Path:
@@ -78,8 +86,8 @@ class Wheelhouse:
         """Find the wheel of a derivation; its bytes are not read (see Entry.check)."""
         return next((entry for entry in self.entries() if entry.drv == drv), None)
 
-    def enter(self, wheel: Path, *, build_record: Mapping[str, object], log: Path) -> Entry:
-        """Take in a verified wheel, its build record (which must have `drv`) and its log.
+    def enter(self, wheel: Path, *, build_record: Mapping[str, object], log: Path, proof: bytes | None = None) -> Entry:
+        """Take in a verified wheel, its build record (which must have `drv`), its log and its provenance.
 
         The same wheel again is kept, another wheel of the same derivation replaces it. Whatever goes wrong, the
         wheelhouse is then as it was. Raises NameTakenError for another derivation under the name, VerifyError for
@@ -94,7 +102,7 @@ class Wheelhouse:
             recover(self.root)
             self.check_free(wheel.name, drv)
             held = self.held(wheel.name)
-            with staged(self.root, wheel, build_record, log) as (staging, entry):
+            with staged(self.root, wheel, build_record, log, proof) as (staging, entry):
                 if held is not None and held.sha256 == entry.sha256 == digest_of(held.wheel):
                     return held
                 publish(self.root, staging, wheel.name)
@@ -138,7 +146,15 @@ def read_entry(record: Path) -> Entry | None:
         return None
     match values:
         case {"drv": str(drv), "sha256": str(sha256), "size": int(recorded)} if recorded == size:
-            return Entry(wheel=wheel, drv=drv, sha256=sha256, size=size, index=str(values.get("index", "")))
+            told = values.get("marks", [])
+            return Entry(
+                wheel=wheel,
+                drv=drv,
+                sha256=sha256,
+                size=size,
+                index=str(values.get("index", "")),
+                marks=tuple(str(mark) for mark in told) if isinstance(told, list) else (),
+            )
         case _:
             return None
 
@@ -147,7 +163,9 @@ def read_entry(record: Path) -> Entry | None:
 
 
 @contextmanager
-def staged(root: Path, wheel: Path, build_record: Mapping[str, object], log: Path) -> Iterator[tuple[Path, Entry]]:
+def staged(
+    root: Path, wheel: Path, build_record: Mapping[str, object], log: Path, proof: bytes | None
+) -> Iterator[tuple[Path, Entry]]:
     """Lay everything ready in a hidden folder of the same file system, and remove the folder in the end."""
     staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=root))
     try:
@@ -161,6 +179,8 @@ def staged(root: Path, wheel: Path, build_record: Mapping[str, object], log: Pat
         text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         write(new / (wheel.name + RECORD_SUFFIX), text)
         copy(log, new / (wheel.name + LOG_SUFFIX))
+        if proof is not None:
+            write(new / (wheel.name + PROOF_SUFFIX), proof.decode())
         # Last and at once: from here on the folder is complete, and `undo` may conclude from what is missing.
         write(staging / "name.part", wheel.name)
         (staging / "name.part").replace(staging / NAME_FILE)
@@ -184,21 +204,29 @@ def check_same(wheel: Path, expected: object, actual: str) -> None:
 
 
 def publish(root: Path, staging: Path, name: str) -> None:
-    """Move the three files to their places.
+    """Move the files to their places.
 
     No moment shows a wheel with another's record: an old wheel goes first, the new one comes last. What was there
     is linked into the staging folder beforehand, so that `undo` can bring it back, even after a kill.
     """
     new, old = staging / "new", staging / "old"
-    names = (name + RECORD_SUFFIX, name + LOG_SUFFIX, name)
+    names = parts(name)
     for part in names:
         if (root / part).exists():
             os.link(root / part, old / part)
     sync(old)
     (root / name).unlink(missing_ok=True)
     for part in names:
-        (new / part).replace(root / part)
+        if (new / part).exists():
+            (new / part).replace(root / part)
+        else:  # an older wheel's proof is none of the new one
+            (root / part).unlink(missing_ok=True)
     sync(root)
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """Name all that belongs to a wheel, itself last."""
+    return (name + RECORD_SUFFIX, name + LOG_SUFFIX, name + PROOF_SUFFIX, name)
 
 
 def undo(root: Path, staging: Path) -> None:
@@ -208,7 +236,7 @@ def undo(root: Path, staging: Path) -> None:
     except OSError:
         return  # not even staged: nothing was changed
     new, old = staging / "new", staging / "old"
-    names = (name + RECORD_SUFFIX, name + LOG_SUFFIX, name)
+    names = parts(name)
     placed = {part for part in names if not (new / part).exists()}
     if name in placed or (old / name).exists():
         (root / name).unlink(missing_ok=True)

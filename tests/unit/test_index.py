@@ -11,6 +11,7 @@ from pypi_simple import ProjectPage
 
 from wheelmill.errors import MalformedWheelError, UsageError
 from wheelmill.index import link, project_page, write_index
+from wheelmill.store import digest_of
 from wheelmill.wheel_file import content, read_wheel, write_wheel
 
 LABEL = "cu130-torch2.11.0-sm100"
@@ -208,3 +209,23 @@ def test_wheels_from_elsewhere_and_broken_ones_change_nothing(tmp_path: Path, wh
     with pytest.raises(MalformedWheelError):
         write_index(tmp_path, LABEL, wheels)
     assert tree(folder) == before
+
+
+def test_marks_stand_beside_the_file(tmp_path: Path, wheels: list[Path]) -> None:
+    """What lowers a wheel's claim is read before it is installed; installers do not look there."""
+    path = wheels[0]
+    record = {
+        "drv": "d",
+        "sha256": digest_of(path),
+        "size": path.stat().st_size,
+        "marks": ["host toolkit, <not> pinned"],
+    }
+    path.with_name(f"{path.name}.build.json").write_text(json.dumps(record))
+
+    folder = write_index(tmp_path, LABEL, wheels)
+
+    page = (folder / "vllm" / "index.html").read_text()
+    assert f">{path.name}</a> (host toolkit, &lt;not&gt; pinned)<br>" in page
+    [file] = json.loads((folder / "vllm" / "index.json").read_text())["files"]
+    assert file["_wheelmill_marks"] == ["host toolkit, <not> pinned"]
+    assert "_wheelmill_marks" not in (folder / "flash-attn" / "index.json").read_text()

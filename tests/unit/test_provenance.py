@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import write_catalog
 
+from wheelmill import __version__
 from wheelmill.arch import Arch
 from wheelmill.catalog import load_catalog
 from wheelmill.derivation import Derivation, Selection, instantiate
 from wheelmill.interpreter import Interpreter
-from wheelmill.provenance import BuildRecord, Found, embedded, gather, realisation, unit_json
+from wheelmill.provenance import BuildRecord, Found, Origin, embedded, gather, marks, realisation, unit_json
 from wheelmill.records import CompileRecord, CompileSummary
 from wheelmill.shims import HostCompiler
 from wheelmill.toolkit import Toolkit
@@ -181,6 +182,9 @@ def test_the_record_beside_the_wheel(derivation: Derivation) -> None:
         "retries": 1,
         "external": {"libc10.so": "torch"},
         "findings": [{"id": "record", "status": "ok"}],
+        "recipes": {"commit": None, "dirty": False},
+        "marks": ["no sandbox: paths and network were the machine's"],
+        "wheelmill": __version__,
     }
     assert document["units"] == [unit_json(UNIT)]
     assert document["found"] == FOUND.to_json()
@@ -234,3 +238,25 @@ def record_of(units: tuple[CompileRecord, ...]) -> BuildRecord:
         external={},
         findings=(),
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "origin", "told"),
+    [
+        ({"sandbox": "namespaces"}, Origin(), ()),
+        ({"sandbox": "namespaces"}, Origin(commit="a" * 40), ()),
+        ({"sandbox": "namespaces"}, Origin(commit="a" * 40, dirty=True), ("recipes with uncommitted changes",)),
+        ({"toolkit_pinned": False, "sandbox": "namespaces"}, Origin(), ("host toolkit, not pinned",)),
+        ({"sandbox": "folder"}, Origin(), ("sandbox of rung folder: fixed paths, but the network was not cut",)),
+        ({"sandbox": "none"}, Origin(), ("no sandbox: paths and network were the machine's",)),
+        (
+            {"sandbox": "namespaces", "zlib": "zlib-ng 2.2, not the reference"},
+            Origin(),
+            ("packed by another zlib than the reference",),
+        ),
+    ],
+)
+def test_what_lowers_a_claim(found: dict[str, object], origin: Origin, told: tuple[str, ...]) -> None:
+    """Each thing that another machine may not have is marked in words; a wheel that promises all has no mark."""
+    whole = {**FOUND.to_json(), "zlib": "1.3.1", **found}
+    assert marks(whole, origin) == told

@@ -268,3 +268,14 @@ def test_disk_errors_name_the_wheelhouse(
     assert str(caught.value) == text.format(root=house.root)
     assert "--wheelhouse DIR" in str(getattr(caught.value, "advice", ""))
     assert contents(house) == {}
+
+
+def test_the_provenance_lies_beside_its_wheel(house: Wheelhouse, verified: Callable[..., Path], tmp_path: Path) -> None:
+    """It enters with the wheel, and goes with it: another wheel of the derivation must not inherit it."""
+    wheel, log = verified(b"some bytes"), tmp_path / "build.log"
+    entry = house.enter(wheel, build_record={"drv": "d1", "marks": ["x"]}, log=log, proof=b"{}\n")
+    assert entry.proof.read_bytes() == b"{}\n"
+    assert house.find("d1").marks == ("x",)
+    again = house.enter(verified(b"other bytes"), build_record={"drv": "d1"}, log=log)
+    assert again.sha256 != entry.sha256
+    assert not again.proof.exists()
