@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from . import __version__, explain, redist
 from ._console import Console, deliver, document, make_console, result
@@ -56,7 +57,7 @@ from .pipeline import (
 )
 from .plan import Plan, spell_seconds
 from .preflight import Finding
-from .published import repair_published
+from .published import beside, repair_published
 from .rebuild import rebuild
 from .remedies import Surroundings
 from .resolve import check, lock
@@ -67,8 +68,9 @@ from .stack import Stack
 from .surroundings import look_around, requirements_of
 from .toolkit import fetch_command
 from .toolkit_recipe import ToolkitRecipe
-from .verify import claimed, inspect_and_judge, require
+from .verify import Expectation, claimed, judge_file, require
 from .watch import Watch
+from .wheel_file import scan
 from .wheelhouse import Wheelhouse
 
 EPILOG = "exit status: " + ", ".join(f"{number} {text}" for number, text in EXIT_STATUS.items())
@@ -107,6 +109,7 @@ class Options(argparse.Namespace):
     accept_license: bool = False
     gpu: list[str] | None = None
     kernels: bool = False
+    channel: str = ""
     no_detach: bool = False
     takeover: bool = False
     follow: bool = False
@@ -490,7 +493,7 @@ def run_verify(session: Session) -> int:
     failed: list[VerifyError] = []
     for path in wheel_paths(session):
         try:
-            findings = judged(path)
+            findings = judged(path, session)
             documents.append({"wheel": path.name, "findings": [finding.to_json() for finding in findings]})
             for finding in findings:
                 session.console.note(f"{finding.status:5} {finding.id}: {finding.message}")
@@ -503,13 +506,35 @@ def run_verify(session: Session) -> int:
     return failed[-1].exit_status if failed else 0
 
 
-def judged(path: Path) -> tuple[Finding, ...]:
+def judged(path: Path, session: Session) -> tuple[Finding, ...]:
     """Check one wheel; one that cannot be read is a finding, too."""
     try:
-        _, findings = inspect_and_judge(path, claimed(path))
+        return judge_file(path, expectation_of(path, session))
     except VerifyError as error:
         return (Finding(id="readable", status="error", subject=path.name, message=str(error), advice=error.advice),)
-    return findings
+
+
+def expectation_of(path: Path, session: Session) -> Expectation:
+    """Say what a wheel shall be: what it claims of itself, the archs asked for, and what its recipe says."""
+    options = session.options
+    wheel, problems = scan(path)
+    if wheel is None or problems:
+        return Expectation()
+    claims = claimed(path)
+    recipe = session.catalog.recipes.get(wheel.name)
+    release = recipe.releases.get(str(Version(wheel.version).public)) if recipe else None
+    if release is not None:
+        checks = release.checks
+        claims = replace(
+            claims, top_level=checks.top_level, extensions=checks.extensions, code=checks.code, absent=checks.absent
+        )
+    stack = session.catalog.stack(options.stack)
+    return replace(
+        claims,
+        archs=parse_archs(options.arch) or claims.archs,
+        surroundings=beside(wheel, stack, session.tools),
+        channel=options.channel,
+    )
 
 
 def run_measure(session: Session) -> int:
@@ -791,6 +816,7 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "--vary": {"action": "store_true", "help": "vary path, umask, locale, zone, cores and jobs around the build"},
     "--accept-license": {"action": "store_true", "help": "accept the licence of a toolkit that is named"},
     "--kernels": {"action": "store_true", "help": "unpack all device code and list every kernel by architecture"},
+    "--channel": {"choices": ("pypi", "github"), "help": "where the wheel is to be published: its size is checked"},
     "--gpu": {
         "action": "append",
         "metavar": "NAME",
@@ -914,7 +940,14 @@ COMMANDS: dict[str, Command] = {
         "installed (default: the stack's build environment, which is made where it is not there).",
     ),
     "verify": Command(
-        help="is a wheel right", examples="wheelmill verify wheelhouse/*.whl", run=run_verify, names="WHEEL"
+        help="is a wheel right: archive, names, RECORD, platform, symbols, device code, contents",
+        examples="wheelmill verify wheelhouse/*.whl\n"
+        "wheelmill verify flash_attn-2.8.3-*.whl --stack cu130 --arch '10.0;12.0' --python ./serve/bin/python",
+        run=run_verify,
+        names="WHEEL",
+        notes="Libraries and undefined symbols are compared with the stack's locked wheels where these are installed:\n"
+        "in the environment of --python, else in the stack's build environment if there is one.",
+        options=("--channel",),
     ),
     "verify-stack": Command(
         help="is an installed stack the pinned one, and does it import",

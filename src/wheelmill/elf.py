@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 from elftools.common.exceptions import ELFError
@@ -67,6 +68,8 @@ class ElfFacts:
     device_code: Census
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version that an undefined symbol must have, such as GLIBC_2.34; weak symbols are here, too."""
+    requires: frozenset[str] = frozenset()
+    """Every symbol version that other libraries must have."""
     isa: str = ""
     """The instruction set it is marked for, such as x86-64-v3; empty for every machine's."""
     textrel: bool = False
@@ -165,10 +168,22 @@ def facts(
         stripped=not any(unstripped(section.name) for section in elf.iter_sections()),
         device_code=census(elf, stream, holes=holes, kernels=kernels),
         versions=table.versions,
+        requires=frozenset(versions),
         isa=isa(elf),
         textrel=has_textrel(elf),
         execstack=has_execstack(elf),
     )
+
+
+def exports_of(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Give what an installed library offers and what it needs, its device code left alone; nothing of a damaged one."""
+    try:
+        with path.open("rb") as stream:
+            elf = ELFFile(stream)
+            needed = tuple(value for tag, value in dynamic_tags(elf) if tag == "DT_NEEDED")
+            return symbols(elf, {}).exported, needed
+    except (DeviceCodeError, OSError, *ELFTOOLS_ERRORS):
+        return frozenset(), ()
 
 
 def isa(elf: ELFFile) -> str:

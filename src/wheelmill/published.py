@@ -7,13 +7,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .environment import create
+from .environment import COMPLETE, BuildEnvironment, create, environment_key
 from .errors import CommandFailedError, EnvironmentUnfitError, MalformedWheelError, UsageError
 from .index import write_index
 from .pipeline import Tools
 from .repair import RepairPolicy, StampedWheel, applies, distributions, repair, repair_policy
 from .stack import Stack
 from .store import digest_of
+from .verify import Beside
 from .wheel_file import WheelFile, scan
 from .wheelhouse import Entry, Wheelhouse
 
@@ -40,6 +41,24 @@ def site_packages(stack: Stack, tools: Tools) -> Path:
             advice="Give the interpreter of an environment with the stack: `--python ENV/bin/python`.",
         ) from error
     return Path(said.strip())
+
+
+def beside(wheel: WheelFile, stack: Stack, tools: Tools) -> Beside | None:
+    """Give the environment that a wheel is compared with: the one given, else the build environment if it is there."""
+    if tools.python is None:
+        lock = tools.catalog.build_lock(stack)
+        if not tools.runtime.directories.environments.is_dir():
+            return None
+        try:
+            root = tools.runtime.directories.environments / environment_key(lock, tools.interpreter(stack.python))
+        except EnvironmentUnfitError:
+            return None
+        if not (root / COMPLETE).is_file():
+            return None
+        site = BuildEnvironment.at(root, stack.python).site_packages
+    else:
+        site = site_packages(stack, tools)
+    return Beside(site_packages=site, policy=policy_for(wheel, site))
 
 
 def owners_of(wheel: WheelFile, site: Path) -> tuple[str, ...]:

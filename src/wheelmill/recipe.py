@@ -108,6 +108,20 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CodePolicy:
+    """Which device code one extension must have.
+
+    `rule`: `exactly` the archs, `at-least` these beside others, `ptx` where PTX that the driver compiles will do, or
+    `none` at all. `archs`: empty means those asked for. `kernels`: `every` one for each of the archs, or `any`, where
+    the package has kernels of its own for some GPUs.
+    """
+
+    rule: str = "exactly"
+    archs: tuple[Arch, ...] = ()
+    kernels: str = "every"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Checks:
     """What verify demands of the wheel beyond the general gate."""
 
@@ -116,6 +130,10 @@ class Checks:
     top_level: tuple[str, ...]
     probes: tuple[str, ...]
     """Programs beside the recipes, run with the wheel installed; one that does not exit with 0 is a finding."""
+    absent: tuple[str, ...] = ()
+    """Files and folders that must not be in the wheel."""
+    code: Mapping[str, CodePolicy] = field(default_factory=dict)
+    """By extension; the others have exactly what was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +298,18 @@ def parse_checks(table: Table) -> Checks:
             extensions=table.optional("extensions", strings, ()),
             top_level=table.optional("top-level", strings, ()),
             probes=table.optional("probes", relative_paths, ()),
+            absent=table.optional("absent", relative_paths, ()),
+            code={name: parse_code_policy(entry) for name, entry in table.subtables("code").items()},
+        )
+
+
+def parse_code_policy(table: Table) -> CodePolicy:
+    """Read which device code one extension must have."""
+    with table:
+        return CodePolicy(
+            rule=table.optional("rule", one_of("exactly", "at-least", "ptx", "none"), "exactly"),
+            archs=table.optional("archs", archs, ()),
+            kernels=table.optional("kernels", one_of("every", "any"), "every"),
         )
 
 

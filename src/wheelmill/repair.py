@@ -511,6 +511,16 @@ def sonames(site_packages: Path, projects: Iterable[str]) -> dict[str, str]:
     return {soname: found[soname] for soname in sorted(found) if soname not in DRIVER_LIBRARIES}
 
 
+def libraries_of(site_packages: Path, projects: Iterable[str]) -> dict[str, Path]:
+    """Map the sonames of these projects' libraries to their files."""
+    installed = distributions(site_packages)
+    found: dict[str, Path] = {}
+    for project in sorted(projects):
+        for path in libraries(site_packages, installed[project]) if project in installed else ():
+            found.setdefault(soname_of(path), path)
+    return found
+
+
 def distributions(site_packages: Path) -> dict[str, Path]:
     """Map installed projects to their dist-info folders."""
     return {

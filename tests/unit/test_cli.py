@@ -274,7 +274,7 @@ def test_verify_tells_every_wheel_and_every_finding(tmp_path: Path, capsys: pyte
     WHEELS["wheel"](bad, WHEELS["changed"]("Name: demo", "Name: other", file="METADATA"))
     (tmp_path / NAME).write_bytes(b"no zip")
     paths = [str(folder / NAME) for folder in (good, bad, tmp_path)]
-    status, out, err = run(capsys, "verify", *paths, "--json", "--quiet")
+    status, out, err = run(capsys, "verify", "--cache", str(tmp_path), *paths, "--json", "--quiet")
     document = json.loads(out)
     assert status == 8
     assert [each["wheel"] for each in document["wheels"]] == [NAME] * 3
@@ -282,13 +282,13 @@ def test_verify_tells_every_wheel_and_every_finding(tmp_path: Path, capsys: pyte
     assert errors == [[], ["names"], ["readable"]]
     assert document["findings"] == [finding for each in document["wheels"] for finding in each["findings"]]
     assert f"error: {NAME} failed 1 of its checks; it does not enter the wheelhouse\n" in err
-    assert run(capsys, "verify", paths[0])[0] == 0
+    assert run(capsys, "verify", "--cache", str(tmp_path), paths[0])[0] == 0
 
 
 def test_verify_names_what_it_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json the findings are talk; a wheel must be named."""
     WHEELS["wheel"](tmp_path)
-    status, out, err = run(capsys, "verify", str(tmp_path / NAME))
+    status, out, err = run(capsys, "verify", "--cache", str(tmp_path), str(tmp_path / NAME))
     assert (status, out) == (0, "")
     assert "    ok    record: RECORD is complete and every digest is right\n" in err
     status, _, err = run(capsys, "verify")

@@ -121,6 +121,9 @@ def test_reads_everything() -> None:
         exported=frozenset({"PyInit__C", "inline_thing"}),
         stripped=True,
         device_code=Census(sass={"sm_80": 1, "sm_100": 2}),
+        requires=frozenset(
+            {"GLIBC_2.2.5", "GLIBC_2.34", "GLIBC_2.4", "GLIBCXX_3.4.9", "GLIBCXX_3.4.30", "CXXABI_1.3"}
+        ),
     )
 
 
