@@ -70,7 +70,7 @@ from .toolkit import Machine, Need, Toolkit, choose, make_view, minor_mismatch, 
 from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
 from .watch import Watch
 from .wheel_file import read_wheel
-from .wheelhouse import Entry, Wheelhouse
+from .wheelhouse import PROOF_SUFFIX, Entry, Wheelhouse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +225,7 @@ def realised(derivation: Derivation, place: Workplace, tools: Tools, house: Whee
     """Build, repair and verify one derivation in a workplace of its own, and enter it into the wheelhouse."""
     started = time.monotonic()
     if (there := present(derivation, house)) is not None:  # another process was at it, and is done
+        settle(place.root, wheel=there.wheel, sha256=there.sha256)
         retire(place)
         return there
     fitted = fit(derivation, tools)
@@ -259,7 +260,11 @@ def join(derivation: Derivation, place: Path, tools: Tools, house: Wheelhouse) -
     entry = Wheelhouse(root=Path(outcome.wheelhouse)).find(derivation.drv)
     if entry is not None:
         tools.report.step(f"takes {entry.wheel} into this wheelhouse")
-        house.enter(entry.wheel, build_record=json.loads(entry.build_record.read_text("utf-8")), log=entry.log)
+        entry.check()
+        record = json.loads(entry.build_record.read_text("utf-8"))
+        proof = entry.wheel.with_name(entry.wheel.name + PROOF_SUFFIX)
+        known = proof.read_bytes() if proof.is_file() else None
+        house.enter(entry.wheel, build_record=record, log=entry.log, proof=known)
         index_again(house, derivation.index_label)
 
 

@@ -102,6 +102,7 @@ class Seat:
         self.state = Seated(token=self.token, occupant=occupant, pid_namespace=pid_namespace())
         self.lock = taken(self.lock_path)
         self.turn = threading.Lock()
+        self.left = False
         self.publish()
 
     @property
@@ -131,6 +132,8 @@ class Seat:
 
     def publish(self) -> bool:
         """Replace the content; the lock, where somebody has cleaned the folder away, is taken anew."""
+        if self.left:
+            return False
         try:
             if not same_file(self.lock_path, self.lock):
                 make_private(self.directory)
@@ -144,11 +147,13 @@ class Seat:
         return True
 
     def leave(self) -> None:
-        """Give the seat up."""
-        for path in (self.content_path, self.lock_path):
-            with suppress(OSError):
-                path.unlink()
-        self.lock.close()
+        """Give the seat up; what threads still have to say of it is said to nobody."""
+        with self.turn:
+            self.left = True
+            for path in (self.content_path, self.lock_path):
+                with suppress(OSError):
+                    path.unlink()
+            self.lock.close()
 
     def __enter__(self) -> Self:
         return self

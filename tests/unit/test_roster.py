@@ -53,6 +53,9 @@ def test_a_seat_is_seen_by_others_and_not_by_itself(roster: Roster) -> None:
         assert (seen.detached, seen.leases, seen.done) == (True, (), 3)
     assert roster.others() == ()
     assert list(roster.directory.iterdir()) == []
+    seat.detach()  # a thread that has not heard of it
+    assert not seat.write([])
+    assert list(roster.directory.iterdir()) == []
 
 
 def test_what_the_dead_left_is_removed(roster: Roster) -> None:
