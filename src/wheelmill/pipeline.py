@@ -70,7 +70,7 @@ from .toolkit import Machine, Need, Toolkit, choose, make_view, minor_mismatch, 
 from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
 from .watch import Watch
 from .wheel_file import read_wheel
-from .wheelhouse import PROOF_SUFFIX, Entry, Wheelhouse
+from .wheelhouse import Entry, Wheelhouse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,9 +262,8 @@ def join(derivation: Derivation, place: Path, tools: Tools, house: Wheelhouse) -
         tools.report.step(f"takes {entry.wheel} into this wheelhouse")
         entry.check()
         record = json.loads(entry.build_record.read_text("utf-8"))
-        proof = entry.wheel.with_name(entry.wheel.name + PROOF_SUFFIX)
-        known = proof.read_bytes() if proof.is_file() else None
-        house.enter(entry.wheel, build_record=record, log=entry.log, proof=known)
+        proof = entry.proof.read_bytes() if entry.proof.is_file() else None
+        house.enter(entry.wheel, build_record=record, log=entry.log, proof=proof)
         index_again(house, derivation.index_label)
 
 
