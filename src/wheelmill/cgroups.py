@@ -660,11 +660,12 @@ def measured(group: ControlGroup) -> bool:
 
 @contextmanager
 def restless_child() -> Iterator[int]:
-    """Give a child that starts others again and again: one that only sleeps takes no memory after its move.
+    """Give a child that takes more and more memory: one that only sleeps takes none after its move.
 
-    Not by _process: what that starts stands behind a guard of its own, and it is the child itself that must move.
+    It starts nothing: that would come to us, who adopt orphans, and be nobody's to wait for. Not by _process: what that
+    starts stands behind a guard of its own, and it is the child itself that must move.
     """
-    argv = ("/bin/sh", "-c", "while :; do sleep 0.02; done")
+    argv = ("/bin/sh", "-c", "text=; while :; do text=$text.; done")
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     pid = os.posix_spawn(argv[0], argv, {"PATH": "/usr/bin:/bin"}, file_actions=quiet)
     try:

@@ -231,8 +231,11 @@ class Governor:
                 self._send(peer, {"op": "refuse", "message": f"the governor did not understand: {error}"})
 
     def _send(self, peer: Peer, message: Mapping[str, object]) -> None:
-        """Answer, at the end of this turn: whoever hears it finds the record written and the news told."""
-        peer.outbox += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        """Answer, at the end of this turn: whoever hears it finds the record written and the news told.
+
+        The gate knows no escapes but those of JSON's own quotes.
+        """
+        peer.outbox += json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
     def _answer_all(self) -> None:
         for peer in self._peers.values():
@@ -440,9 +443,11 @@ class Governor:
             self._turn_others_away()
             return
         group: Group | None = None
-        with suppress(OSError):  # without a group the compile runs all the same, measured by its own report
+        try:
             group = self.means.backend.lease(peer.key)
             group.enter(peer.pid)
+        except OSError:  # without a group the compile runs all the same, measured by its own report
+            group = None
         humble(peer.pid)
         with self._lock:
             self.ledger.grant(peer.id, now)
@@ -484,13 +489,12 @@ class Governor:
     def _end_strays(self) -> None:
         """End the largest compiler that came past the launcher, before the kernel ends something else."""
         groups = [charge.group for charge in self._charges.values() if charge.group is not None]
-        for stray in strays(os.getpid(), groups):
-            if stray.memory_bytes >= STRAY_BYTES and end_stray(stray):
-                self.refusals.append(
-                    f"{stray.name} (process {stray.pid}) came past the launcher and was ended at "
-                    f"{gib(stray.memory_bytes)}: memory had run out"
-                )
-            return
+        compilers = [stray for stray in strays(os.getpid(), groups) if stray.compiler]
+        if compilers and compilers[0].memory_bytes >= STRAY_BYTES and end_stray(compilers[0]):
+            self.refusals.append(
+                f"{compilers[0].name} (process {compilers[0].pid}) came past the launcher and was ended at "
+                f"{gib(compilers[0].memory_bytes)}: memory had run out"
+            )
 
     # telling -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from wheelmill.account import Means, Terms
 from wheelmill.build import PID_SOURCE
 from wheelmill.elf import read_elf
 from wheelmill.governor import Governor
-from wheelmill.limits import read_limits
+from wheelmill.limits import find_places, read_now
 from wheelmill.records import CompileRecord, read_records
 from wheelmill.shims import (
     HostCompiler,
@@ -106,7 +107,7 @@ class Site:
         return subprocess.Popen(argv, env=self.env(shims), cwd=self.source)
 
     def governor(self, jobs: int = 2) -> Governor:
-        means = Means(backend=cgroups.probe(), limits=read_limits)
+        means = Means(backend=cgroups.probe(), limits=partial(read_now, find_places()))
         return Governor(self.socket, self.root / "compile.jsonl", Terms(jobs=jobs), means)
 
     def records(self) -> tuple[CompileRecord, ...]:
@@ -576,7 +577,7 @@ def test_nvccs_own_gcc_calls_pass(device: Site) -> None:
         device.root / "one",
         device.root / "one.jsonl",
         Terms(jobs=1),
-        Means(backend=cgroups.probe(), limits=read_limits),
+        Means(backend=cgroups.probe(), limits=partial(read_now, find_places())),
     ):
         shims = device.shims(socket=device.root / "one", cache=None)
         inner = str(shims.bin / "g++")
