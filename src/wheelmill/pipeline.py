@@ -67,7 +67,7 @@ from .stack import Stack
 from .store import Store
 from .tenancy import settle, telling
 from .toolkit import Machine, Need, Toolkit, choose, make_view, minor_mismatch, wheels_toolkit
-from .verify import FACTS, VerifiedWheel, expected, inspect_and_judge, require
+from .verify import FACTS, Beside, VerifiedWheel, expected, inspect_and_judge, require
 from .watch import Watch
 from .wheel_file import read_wheel
 from .wheelhouse import Entry, Wheelhouse
@@ -631,8 +631,11 @@ def verify(
 ) -> VerifiedWheel:
     """Run every check, the last one an offline install beside the locked torch and an import."""
     tools.report.step("verify")
+    lock, directories = derivation.build_lock, tools.runtime.directories
+    site = create(lock, fitted.interpreter, directories=directories, uv=tools.uv()).site_packages
     expectation = replace(
         expected(derivation),
+        surroundings=Beside(site_packages=site, policy=repair_policy(site)),
         machine_paths=(str(tools.runtime.directories.cache), tools.runtime.env.get("HOME", "")),
         shut_in=fitted.rung.name != "none",
     )

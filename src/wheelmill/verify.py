@@ -550,6 +550,8 @@ def kernels(files: Iterable[ElfFacts], expectation: Expectation) -> Iterator[Fin
 def kernel_problems(file: ElfFacts, policy: CodePolicy, asked: Sequence[Arch]) -> Iterator[str]:
     """Find the kernels of one file that are missing for an architecture; PTX counts where the rule says so."""
     for arch in asked:
+        if not any(code_runs_on(each, arch) for each in file.device_code.archs if policy.rule == "ptx" or not each.ptx):
+            continue  # there is none at all: the check of device code says so
         runs: dict[tuple[str, ...], bool] = {}
         for names in file.device_code.kernels.values():
             if names not in runs:

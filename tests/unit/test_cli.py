@@ -278,8 +278,8 @@ def test_verify_tells_every_wheel_and_every_finding(tmp_path: Path, capsys: pyte
     document = json.loads(out)
     assert status == 8
     assert [each["wheel"] for each in document["wheels"]] == [NAME] * 3
-    errors = [[f["id"] for f in each["findings"] if f["status"] == "error"] for each in document["wheels"]]
-    assert errors == [[], ["names"], ["readable"]]
+    errors = [{f["id"] for f in each["findings"] if f["status"] == "error"} for each in document["wheels"]]
+    assert errors == [set(), {"names"}, {"readable"}]
     assert document["findings"] == [finding for each in document["wheels"] for finding in each["findings"]]
     assert f"error: {NAME} failed 1 of its checks; it does not enter the wheelhouse\n" in err
     assert run(capsys, "verify", "--cache", str(tmp_path), paths[0])[0] == 0
