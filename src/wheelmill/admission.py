@@ -225,6 +225,14 @@ class Admission:
         self._waiting[lease] = _Entry(prediction, now)
         self._order = None
 
+    def revise(self, lease: int, prediction: Prediction) -> None:
+        """Think again of one that waits, after others of its kind have shown what they take."""
+        entry = self._waiting.get(lease)
+        if entry is not None and entry.attempt == 1 and entry.prediction != prediction:
+            entry.prediction, entry.need = prediction, max(1, prediction.peak_bytes)
+            entry.certain = prediction.certain_bytes
+            self._order = None
+
     def seen(self, lease: int, *, current_bytes: int, cpu_seconds: float, peak_bytes: int) -> None:
         """Note a measurement; unknown leases are ignored. The reservation grows with use, and shrinks past the peak."""
         entry = self._running.get(lease)

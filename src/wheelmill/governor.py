@@ -317,6 +317,7 @@ class Governor:
         begun = self.ledger.begun.get(peer.id)
         if begun is not None:  # else its launcher has gone: whatever killed that may have cut this short
             self.foresight.learn(ended.sample(self.foresight.unit(begun)))
+            self._think_again()
         with self._lock:
             self.ledger.done(peer.id, message, ended.course)
             if ended.why is not None:
@@ -331,6 +332,14 @@ class Governor:
         self._send(peer, {"op": "exit"})
         if ended.status:
             self._turn_others_away()
+
+    def _think_again(self) -> None:
+        """Predict anew what waiting compiles will take: one that has run says much of its neighbours."""
+        with self._lock:
+            for waiting in self.admission.waiting:
+                begun = self.ledger.begun.get(self._peers[waiting.lease].id)
+                if begun is not None and waiting.prediction.basis != "measured":
+                    self.admission.revise(waiting.lease, self.foresight.predict(begun))
 
     def _turn_others_away(self) -> None:
         """Let the build end soon after a failure: it started more compiles than run at once, and waits for them all."""

@@ -130,6 +130,12 @@ class Peaks:
         near = measured(unit, exact) or self.nearby(unit) or (self._kin and self._kin.nearby(unit))
         return with_kills(near or self._class(unit) or guess(unit, fallback_bytes), exact)
 
+    def _class(self, unit: Unit) -> Prediction | None:
+        """Go by the units with the likest names, of this package before its variants."""
+        own, found = self.likest(unit)
+        other, theirs = self._kin.likest(unit) if self._kin else (0, None)
+        return theirs if other > own else found
+
     def nearby(self, unit: Unit) -> Prediction | None:
         """Go by the same unit under another compiler, other flags or for other architectures.
 
@@ -141,8 +147,8 @@ class Peaks:
         same = [(key, made) for key, made in found if (key.archs, key.threads) == (unit.archs, unit.threads)]
         return merged([scaled(made, key, unit) for key, made in same or found], unit, basis="nearby")
 
-    def _class(self, unit: Unit) -> Prediction | None:
-        """Go by the units of the same folder whose names share the most first words; at least one."""
+    def likest(self, unit: Unit) -> tuple[int, Prediction | None]:
+        """Go by the units of the same folder whose names share the most first words; give how many, at least one."""
         best, members = 0, list[str]()
         for name in self._folders.get(folder_of(unit.unit), []):
             shared = shared_words(name, unit.unit)
@@ -152,9 +158,9 @@ class Peaks:
         made = [prediction for name in members if (prediction := self.nearby(replace(unit, unit=name)))]
         found = merged(made, unit, basis="class")
         if found is None:
-            return None
+            return 0, None
         # Which of them it is like is not known: the least of them is certain, a margin over the largest is predicted.
-        return replace(
+        return best, replace(
             found,
             peak_bytes=int(found.peak_bytes * CLASS_MARGIN / MARGIN),
             certain_bytes=min(other.certain_bytes for other in made),

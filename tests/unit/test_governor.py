@@ -370,6 +370,22 @@ def test_what_a_run_took_is_learned(tmp_path: Path) -> None:
     assert (line["peak_bytes"], line["how"], line["outcome"]) == (5 * GIB, "cgroup1", "ok")
 
 
+def test_what_has_run_says_something_of_what_waits(tmp_path: Path) -> None:
+    """A kernel that nobody has measured is taken for the largest of the package, until one of its own kind has run."""
+    computer, known = Computer(memory=12 * GIB), foresight(flash_bwd_a=9)
+    with computer.governor(tmp_path, 8, foresight=known) as governor, ExitStack() as stack:
+        launchers = [stack.enter_context(Client(governor.socket_path)) for _ in range(3)]
+        gates = [stack.enter_context(Client(governor.socket_path)) for _ in range(3)]
+        numbers = [begin(each, f"flash_fwd_{name}") for each, name in zip(launchers, "abc", strict=True)]
+        assert gates[0].ask({"op": "want", "id": numbers[0]}) == {"op": "go"}
+        for gate, number in zip(gates[1:], numbers[1:], strict=True):
+            gate.say({"op": "want", "id": number})
+        assert gates[1].hears_nothing()
+        assert gates[0].ask(DONE) == {"op": "exit"}
+
+        assert [gate.hear() for gate in gates[1:]] == [{"op": "go"}] * 2
+
+
 def test_what_is_not_wanted_is_skipped(tmp_path: Path) -> None:
     """A measurement of some units makes empty objects of the others, and no record."""
     governor = Computer().governor(tmp_path, skip=lambda begun: begun.source.endswith("b.cu"))

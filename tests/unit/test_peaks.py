@@ -405,3 +405,12 @@ def test_the_same_unit_of_a_variant_tells_more_than_another_of_the_package() -> 
     found = Peaks([sample(peak=1000)], kin=[kin]).predict(forward)
     assert (found.peak_bytes, found.basis) == (420, "nearby")
     assert list(Peaks([sample(peak=1000)], kin=[kin])) == [BWD]
+
+
+def test_a_variants_likest_unit_counts_where_the_package_has_none_so_like() -> None:
+    """Two names that begin alike in a variant's table say more than one that shares the first word."""
+    forward = replace(BWD, unit="csrc/src/flash_fwd_hdim64_bf16_sm80.cu")
+    kin = sample(replace(BWD, unit="csrc/src/flash_fwd_hdim128_bf16_sm80.cu"), peak=400)
+    found = Peaks([sample(peak=1000)], kin=[kin]).predict(forward)
+    assert (found.peak_bytes, found.basis) == (440, "class")
+    assert Peaks([kin], kin=[sample(peak=1000)]).predict(forward).peak_bytes == 440
