@@ -160,6 +160,17 @@ def test_an_interrupted_removal_leaves_no_half_tree(
     assert not place.root.exists()
 
 
+def test_a_start_that_preflight_refuses_leaves_nothing(derivation: Derivation, directories: Directories) -> None:
+    """There is nothing to go on with; a tree, or a log, is kept."""
+    with pytest.raises(EnvironmentUnfitError), occupied(derivation, directories) as place:
+        raise EnvironmentUnfitError("no toolkit")
+    assert list(directories.builds.iterdir()) == []
+    (place.root / "source").mkdir(parents=True)
+    with pytest.raises(EnvironmentUnfitError), occupied(derivation, directories):
+        raise EnvironmentUnfitError("no compiler")
+    assert place.source.is_dir()
+
+
 # the cause
 
 

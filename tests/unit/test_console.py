@@ -2,11 +2,12 @@
 
 import io
 import json
+import os
 import threading
 
 import pytest
 
-from wheelmill._console import Console, document, escaped, make_console, result
+from wheelmill._console import Console, deliver, document, escaped, make_console, result
 from wheelmill.errors import WheelmillError
 
 
@@ -125,3 +126,14 @@ def test_results_cannot_drive_a_terminal(text: str, capsys: pytest.CaptureFixtur
     assert said.isascii()
     assert said.replace("\n", "").isprintable()
     assert json.loads(said) == {"text": text}
+
+
+def test_a_result_that_nobody_reads_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is there all the same; what the stream holds goes nowhere, so that nothing is raised at exit."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert deliver(lambda: result("read"))
+        os.close(reader)
+        assert not deliver(lambda: result("not read"))
+        assert deliver(lambda: result("not read either"))
