@@ -12,15 +12,19 @@ PLATFORM_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC|LIBATOMIC|ZLIB|GOMP|OM
 INTERPRETER = re.compile(r"_?Py[A-Z_]")
 DRIVER_SYMBOL = re.compile(r"(cu[A-Z]|nvml[A-Z])")
 FOLDERS = tuple(map(Path, ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64")))
-PLATFORM_LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1")
+PLATFORM_LIBRARIES = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1")
 CXX11 = re.compile(r"__cxx11|B5cxx11")
 OLD_STRING = re.compile(r"Ss(?=[A-Z]|$|[a-z]|_)")
 NESTED = re.compile(r"_ZN[VKOR]*")
 SHOWN = 5
+TORCH_GONE = "no function of the locked torch: another minor release of it"
 NOBODY = "nobody has it whom the file will find beside it"
-CUDA_LIBRARIES = {
-    "cuda": "libcudart",
-    "__cuda": "libcudart",
+TORCH = ("libtorch", "libc10")
+FAMILIES = {
+    **{f"_Z{kind}N{const}3c10": "libc10" for kind in ("", "TI", "TV") for const in ("", "K")},
+    **{f"_ZN{const}{space}": "libtorch" for const in ("", "K") for space in ("2at", "5torch", "5caffe")},
+    "torch_": "libtorch",
+    "aoti_torch_": "libtorch",
     "cublasLt": "libcublasLt",
     "cublas": "libcublas",
     "cudnn": "libcudnn",
@@ -30,7 +34,10 @@ CUDA_LIBRARIES = {
     "curand": "libcurand",
     "nccl": "libnccl",
     "nvrtc": "libnvrtc",
+    "cuda": "libcudart",
+    "__cuda": "libcudart",
 }
+"""How the functions of each library begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +50,14 @@ class Provider:
     needed: tuple[str, ...]
     names: frozenset[str] = field(default_factory=frozenset)
     """The qualified names of its C++ functions, whatever their arguments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """What the platform's libraries offer, as far as they are on this machine; `unread` are those that are not."""
+
+    symbols: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +85,7 @@ def providers(site_packages: Path, owned: Mapping[str, str], wanted: Iterable[st
     return found
 
 
-def missing(
-    files: Iterable[ElfFacts], known: Mapping[str, Provider], *, offered: frozenset[str] = frozenset()
-) -> list[Missing]:
+def missing(files: Iterable[ElfFacts], known: Mapping[str, Provider], *, offered: Offer = Offer()) -> list[Missing]:
     """Find the symbols of each file that nobody has whom it will find beside it; `offered`: the platform's."""
     listed, found = list(files), []
     own = carried(listed)
@@ -95,13 +108,17 @@ def carried(files: Iterable[ElfFacts]) -> dict[str, ElfFacts]:
     return {file.soname: file for file in found if file.soname} | {file.path.rpartition("/")[2]: file for file in found}
 
 
-def platform_symbols(folders: Iterable[Path] = FOLDERS) -> frozenset[str]:
-    """Give what the C and C++ libraries of this machine offer: for symbols that were linked without a version."""
+def platform_offer(libraries: Iterable[str], folders: Iterable[Path] = FOLDERS) -> Offer:
+    """Look at the platform's libraries of this machine: for symbols that were linked without a version."""
+    places = list(folders)
     found: set[str] = set()
-    for folder in folders:
-        for name in PLATFORM_LIBRARIES:
-            found |= exports_of(folder / name)[0]
-    return frozenset(found)
+    unread: set[str] = set()
+    for name in (*PLATFORM_LIBRARIES, *libraries):
+        exports = {symbol for folder in places for symbol in exports_of(folder / name)[0]}
+        found |= exports
+        if not exports:
+            unread.add(name)
+    return Offer(symbols=frozenset(found), unread=frozenset(unread))
 
 
 def reach(file: ElfFacts, own: Mapping[str, ElfFacts], known: Mapping[str, Provider]) -> frozenset[str]:
@@ -122,16 +139,17 @@ class Scope:
 
     sonames: frozenset[str]
     exports: tuple[frozenset[str], ...]
+    open_ended: bool
+    """Whether there is a library among them that is the platform's, and not on this machine."""
 
 
-def scope_of(
-    file: ElfFacts, own: Mapping[str, ElfFacts], known: Mapping[str, Provider], offered: frozenset[str]
-) -> Scope:
+def scope_of(file: ElfFacts, own: Mapping[str, ElfFacts], known: Mapping[str, Provider], offered: Offer) -> Scope:
     """Gather what a file will find beside it."""
     sonames = reach(file, own, known)
     exports = [own[each].exported for each in sonames if each in own]
     exports += [known[each].exports for each in sonames if each in known and each not in own]
-    return Scope(sonames=sonames, exports=(*exports, offered))
+    open_ended = bool((sonames & offered.unread) - own.keys() - known.keys())
+    return Scope(sonames=sonames, exports=(*exports, offered.symbols), open_ended=open_ended)
 
 
 def has_owner(symbol: str, file: ElfFacts, scope: Scope) -> bool:
@@ -140,7 +158,7 @@ def has_owner(symbol: str, file: ElfFacts, scope: Scope) -> bool:
         return True  # versions of the platform's symbols are held against its tag elsewhere
     if DRIVER_SYMBOL.match(symbol) and scope.sonames & DRIVER_LIBRARIES:
         return True
-    return any(symbol in exports for exports in scope.exports)
+    return scope.open_ended or any(symbol in exports for exports in scope.exports)
 
 
 def reason(symbol: str, known: Mapping[str, Provider]) -> str:
@@ -150,15 +168,13 @@ def reason(symbol: str, known: Mapping[str, Provider]) -> str:
         return f"{holders[0].soname} has it, and the file does not name that library"
     name = qualified(symbol)
     related = [each for each in known.values() if name and name in each.names]
-    if related and (CXX11.search(symbol) or OLD_STRING.search(symbol.removeprefix(name))):
-        return f"{related[0].project} has this function with the other C++ ABI (std::string)"
     if related:
+        if CXX11.search(symbol) or OLD_STRING.search(symbol.removeprefix(name)):
+            return f"{related[0].project} has this function with the other C++ ABI (std::string)"
         return f"{related[0].project} has this function with other arguments: another minor release"
-    if symbol.startswith(("_ZN3c10", "_ZNK3c10", "_ZN2at", "_ZNK2at", "_ZN5torch", "_ZNK5torch", "_ZTIN3c10")):
-        return "no function of the locked torch: another minor release of it"
-    for prefix, library in CUDA_LIBRARIES.items():
+    for prefix, library in FAMILIES.items():
         if symbol.startswith(prefix) and any(soname.startswith(library) for soname in known):
-            return f"no function of the locked {library}: another CUDA"
+            return TORCH_GONE if library in TORCH else f"no function of the locked {library}: another CUDA"
     return NOBODY
 
 

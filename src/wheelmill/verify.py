@@ -22,7 +22,7 @@ from .platforms import oldest
 from .preflight import Finding
 from .recipe import CodePolicy
 from .repair import DRIVER_LIBRARIES, RepairPolicy, explain
-from .symbols import NOBODY, carried, missing, platform_symbols, providers, summarise
+from .symbols import NOBODY, carried, missing, platform_offer, providers, summarise
 from .wheel_file import DAMAGE, DIGESTS, WheelFile, disagreements, read_wheel, scan
 
 FACTS = "wheelmill.json"
@@ -157,7 +157,7 @@ def inspect_and_judge(path: Path, expectation: Expectation) -> tuple[Inspection,
         *floor(wheel, files),
         *compiled(files),
         *libraries(wheel, files, expectation),
-        *symbols(files, expectation),
+        *symbols(wheel, files, expectation),
         *requirements(inspection, expectation),
         *run_paths(files),
         *device_code(files, expectation),
@@ -355,8 +355,9 @@ def libraries(wheel: WheelFile, files: Sequence[ElfFacts], expectation: Expectat
 
 
 def is_module(file: ElfFacts) -> bool:
-    """Tell a Python extension module, which an import loads, from a library that somebody may load or not."""
-    return any(name.startswith("PyInit_") for name in file.exported)
+    """Tell what an import loads (a module, a library of torch operators) from what somebody may load or not."""
+    linked = any(LINKS_TORCH.fullmatch(soname) for soname in file.needed)
+    return linked or any(name.startswith("PyInit_") for name in file.exported)
 
 
 def judge_modules(
@@ -389,7 +390,7 @@ def skipped(check: str, why: str) -> Finding:
     )
 
 
-def symbols(files: Sequence[ElfFacts], expectation: Expectation) -> Iterator[Finding]:
+def symbols(wheel: WheelFile, files: Sequence[ElfFacts], expectation: Expectation) -> Iterator[Finding]:
     """Every undefined symbol is offered by the locked torch, CUDA, the interpreter, the driver or the platform."""
     beside = expectation.surroundings
     if not any(file.undefined for file in files):
@@ -399,7 +400,9 @@ def symbols(files: Sequence[ElfFacts], expectation: Expectation) -> Iterator[Fin
         return
     wanted = {soname for file in files for soname in file.needed}
     known = providers(beside.site_packages, beside.policy.owned, sorted(wanted))
-    lacking = missing(files, known, offered=platform_symbols())
+    claimed = oldest(tag.rpartition("-")[2] for tag in wheel.wheel_tags)
+    offered = platform_offer(sorted(claimed.libraries & wanted) if claimed else ())
+    lacking = missing(files, known, offered=offered)
     problems = [
         (text, is_module(file) and not text.endswith(NOBODY))  # something else may have loaded it before (cupy does)
         for file in files

@@ -84,8 +84,11 @@ class WheelFile:
 
     @property
     def wheel_tags(self) -> tuple[str, ...]:
-        """The tags inside, expanded and sorted."""
-        return tuple(sorted(values(self.wheel, "Tag")))
+        """The tags inside, expanded and sorted; some backends write several in one line, against the specification."""
+        lines = values(self.wheel, "Tag")
+        return tuple(
+            sorted({str(tag) for line in lines for tag in (parse_tag(line) if line.count("-") == 2 else [line])})
+        )
 
     @property
     def requires(self) -> tuple[str, ...]:
