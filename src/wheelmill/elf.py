@@ -186,6 +186,22 @@ def exports_of(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
         return frozenset(), ()
 
 
+def wanted_by(path: Path) -> frozenset[str]:
+    """Give the symbols that an object file wants from others; nothing of a damaged one."""
+    found: set[str] = set()
+    try:
+        with path.open("rb") as stream:
+            elf = ELFFile(stream)
+            for section in elf.iter_sections():
+                if section["sh_type"] == "SHT_SYMTAB":
+                    strings = table_of(elf.get_section(section["sh_link"]))
+                    rows = SYMBOL.iter_unpack(whole(table_of(section), SYMBOL.size))
+                    found |= {string_at(strings, name) for name, _, _, where, _, _ in rows if where == 0 and name}
+    except (DeviceCodeError, OSError, *ELFTOOLS_ERRORS):
+        return frozenset()
+    return frozenset(found)
+
+
 def isa(elf: ELFFile) -> str:
     """Read for which level of x86-64 a file is marked (GNU_PROPERTY_X86_ISA_1_NEEDED); the highest one counts."""
     section = elf.get_section_by_name(".note.gnu.property")

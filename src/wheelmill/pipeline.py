@@ -49,6 +49,7 @@ from .nvml import binding, read_driver
 from .peaks import Peaks, read_peaks, table_name
 from .places import IndexSettings, index_settings
 from .plan import Forecast, Plan, Planned, ToolkitSummary, Wanted, forecast, refused, spell_seconds
+from .platforms import above, brought_in, explain_above, platform_called
 from .preflight import SAME_RELEASE, Finding, Situation, checks
 from .preflight import require as require_fit
 from .provenance import BuildRecord, Found, Origin, embedded, gather, marks, realisation
@@ -576,7 +577,10 @@ def repaired(
     tool_bin = tools.runtime.python.parent
     env = {"PATH": f"{tool_bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(place.home), "TMPDIR": str(place.tmp)}
     policy = repair_policy(equipment.environment.site_packages)
-    audited = with_floor(audit(built.path, policy=policy, runner=tools.runner, env=env), derivation.stack)
+    audited = audit(built.path, policy=policy, runner=tools.runner, env=env)
+    for line in missed_floor(audited, tree, derivation.stack):
+        tools.report.warn(line)
+    audited = with_floor(audited, derivation.stack)
     linked = Linked(external=audited.external, static_runtime=audited.static_runtime)
     files = {FACTS: embedded(derivation, found), sbom.FILE: sbom.bill(derivation, found, linked)}
     final = place.out / "stamped"
@@ -596,6 +600,16 @@ def repaired(
     for text in stamped.warnings:
         tools.report.warn(text)
     return stamped
+
+
+def missed_floor(audited: AuditedWheel, tree: SourceTree, stack: Stack) -> list[str]:
+    """Say for each symbol above the stack's own platform which object brings it in; nothing where there is none."""
+    wanted = platform_called(f"{stack.platform}_x86_64")
+    if wanted is None or release(audited.platform_tag) <= release(wanted.tag):
+        return []
+    found = above(audited.elf, wanted)
+    lines = explain_above(found, brought_in(found, tree.root))
+    return [f"the wheel is {audited.platform_tag}, newer than {wanted.tag}: {line}" for line in lines]
 
 
 def with_floor(audited: AuditedWheel, stack: Stack) -> AuditedWheel:

@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib import resources
+from pathlib import Path
+
+from .elf import ElfFacts, wanted_by
 
 TAG = re.compile(r"manylinux_(?P<major>[0-9]+)_(?P<minor>[0-9]+)_(?P<machine>\w+)")
 ALIAS = re.compile(r"(?P<alias>manylinux(?:1|2010|2014))_(?P<machine>\w+)")
@@ -44,7 +47,7 @@ class Platform:
 @cache
 def policies() -> tuple[Mapping[str, object], ...]:
     """Read auditwheel's policies, the oldest platform first."""
-    text = (files("auditwheel") / "policy" / "manylinux-policy.json").read_text("utf-8")
+    text = (resources.files("auditwheel") / "policy" / "manylinux-policy.json").read_text("utf-8")
     found = [each for each in json.loads(text) if each["name"] != "linux"]
     return tuple(sorted(found, key=lambda each: release_of(each["name"])))
 
@@ -85,6 +88,54 @@ def oldest(tags: Iterable[str]) -> Platform | None:
     """Give the oldest platform among the last parts of wheel tags: the wheel claims to run there, too."""
     found = [platform for tag in tags if (platform := platform_called(tag)) is not None]
     return min(found, key=lambda platform: platform.glibc, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Above:
+    """A symbol version that a platform does not have, and the symbols of one file that want it."""
+
+    path: str
+    version: str
+    symbols: tuple[str, ...]
+
+
+def above(files: Iterable[ElfFacts], platform: Platform) -> tuple[Above, ...]:
+    """Give everything by which files miss a platform."""
+    return tuple(
+        Above(
+            path=file.path,
+            version=version,
+            symbols=tuple(sorted(name for name, found in file.versions.items() if found == version)),
+        )
+        for file in files
+        for version in platform.beyond(file.requires)
+    )
+
+
+def brought_in(found: Iterable[Above], folder: Path) -> Mapping[str, tuple[str, ...]]:
+    """Say which object files below a folder want each of these symbols; one of none of them comes from a library."""
+    symbols = {symbol for each in found for symbol in each.symbols}
+    users: dict[str, list[str]] = {symbol: [] for symbol in sorted(symbols)}
+    for path in sorted(folder.rglob("*.o")) if symbols else ():
+        for symbol in sorted(symbols & wanted_by(path)):
+            users[symbol].append(path.relative_to(folder).as_posix())
+    return {symbol: tuple(paths) for symbol, paths in users.items()}
+
+
+def explain_above(found: Iterable[Above], users: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Say of each symbol where it comes from."""
+    lines = []
+    for each in found:
+        for symbol in each.symbols or ("",):
+            objects = users.get(symbol, ())
+            where = f", which {shortened(objects)} brings in" if objects else ", which a static library brings in"
+            lines.append(f"{each.path} needs {each.version}" + (f" for {symbol}{where}" if symbol else ""))
+    return lines
+
+
+def shortened(names: tuple[str, ...], count: int = 3) -> str:
+    """List a few names."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def natural(text: str) -> tuple[tuple[int, int | str], ...]:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from wheelmill.arch import Arch
+from wheelmill.elf import read_elf
+from wheelmill.platforms import above, brought_in, explain_above, platform_called
 from wheelmill.recipe import CodePolicy
 from wheelmill.repair import repair_policy
 from wheelmill.verify import Beside, Expectation, judge_file
@@ -464,3 +466,26 @@ def test_there_are_forty_of_them() -> None:
     right = [case for case in CASES.values() if not case.objections]
     assert len(right) >= 10
     assert len(CASES) - len(right) >= 30
+
+
+def test_the_object_that_brings_a_symbol_in_is_named(tmp_path: Path) -> None:
+    """Of several objects, the one that wants the symbol above the floor; what none wants comes from a library."""
+    for name, source in (("old.c", "int f(void) { return 1; }"), ("sub/new.c", SINGLE)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+        subprocess.run(["gcc", "-fPIC", "-c", str(path), "-o", str(path.with_suffix(".o"))], check=True)
+    objects = [str(path) for path in sorted(tmp_path.rglob("*.o"))]
+    subprocess.run(["gcc", "-shared", "-o", str(tmp_path / "x.so"), *objects], check=True)
+    platform = platform_called("manylinux_2_28_x86_64")
+    assert platform is not None
+    with (tmp_path / "x.so").open("rb") as stream:
+        found = above([read_elf(stream, "x.so")], platform)
+    users = brought_in(found, tmp_path)
+    assert users == {"__libc_single_threaded": ("sub/new.o",)}
+    assert explain_above(found, users) == [
+        "x.so needs GLIBC_2.32 for __libc_single_threaded, which sub/new.o brings in"
+    ]
+    assert explain_above(found, {}) == [
+        "x.so needs GLIBC_2.32 for __libc_single_threaded, which a static library brings in"
+    ]
