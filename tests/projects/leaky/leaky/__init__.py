@@ -1,0 +1,1 @@
+"""It says when it was built."""
