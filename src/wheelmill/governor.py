@@ -115,6 +115,8 @@ class Governor:
         self.socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path.unlink(missing_ok=True)
         self._origin = self.clock()
+        self._epoch = time.time()
+        """When our own clock was at zero, as the roster tells time."""
         self._sink: IO[str] = self.record.open("a", encoding="utf-8", newline="\n")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(os.fspath(self.socket_path))
@@ -426,7 +428,7 @@ class Governor:
                     unit=self._unit_of(each.lease),
                     reserved_bytes=each.reserved_bytes,
                     current_bytes=each.current_bytes,
-                    started=each.started + self._origin,
+                    started=each.started + self._epoch,
                 )
                 for each in self.admission.running
             ]
@@ -479,13 +481,13 @@ class Governor:
         if victim is None and len(others) and len(self.admission.running) == 1:
             [only] = self.admission.running
             elsewhere = [lease.started for other in others for lease in other.leases if lease.started is not None]
-            if any(started < only.started + self._origin for started in elsewhere):
+            if any(started < only.started + self._epoch for started in elsewhere):
                 victim = only.lease  # the oldest of all goes on in another build
         if victim is None:
             self._end_strays()
             self._corrected = now
             return
-        mine = next(each for each in self.admission.running if each.lease == victim).started + self._origin
+        mine = next(each for each in self.admission.running if each.lease == victim).started + self._epoch
         younger = any((lease.started or 0.0) > mine for other in others for lease in other.leases)
         if younger and now - self._corrected < CORRECTION_SECONDS * 3:
             return
