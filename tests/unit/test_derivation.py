@@ -1,15 +1,23 @@
 """Derivations: the hash knows every input that can change bytes, and nothing else."""
 
+import json
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from samples import RECIPE, write_catalog
 
 from wheelmill.arch import Arch, gpu_named
-from wheelmill.catalog import load_catalog
+from wheelmill.catalog import load_catalog, read_toml
 from wheelmill.derivation import Derivation, Selection, canonical, instantiate, parse_epoch
 from wheelmill.errors import PatchError, RecipeError, UsageError
+from wheelmill.lock import parse_lock, subset
+from wheelmill.recipe import parse_recipe
+from wheelmill.stack import parse_stack
 
 ASKED = Selection(name="demo", stack="cu130")
 
@@ -186,3 +194,108 @@ def test_what_must_reach_the_compilers_is_no_input(tmp_path: Path) -> None:
     before = derive(recipes).drv
     edited(recipes, 'advisories = ["backward', 'expects = { macros = ["X"] }\nadvisories = ["backward')
     assert derive(recipes).drv == before
+
+
+# laws ------------------------------------------------------------------------------------------------
+
+CATALOG = load_catalog((Path(__file__).parents[2] / "recipes",))
+STACK, PACKAGES = "cu130", ("flash-attn", "causal-conv1d", "torch-scatter")
+
+
+def shuffled(value: object, order: random.Random) -> object:
+    """Give the same tables and lists of unordered things in another order of writing."""
+    if isinstance(value, dict):
+        names = list(value)
+        order.shuffle(names)
+        return {name: shuffled(value[name], order) for name in names}
+    return value
+
+
+@given(st.sampled_from(PACKAGES), st.randoms(use_true_random=False))
+def test_the_order_of_writing_is_no_input(package: str, order: random.Random) -> None:
+    """Tables of a recipe and of a stack may stand in any order."""
+    derivation = instantiate(CATALOG, Selection(name=package, stack=STACK))
+    recipe = read_toml(Path(derivation.recipe.file))
+    turned = parse_recipe(shuffled(recipe, order), file=derivation.recipe.file)
+    stack = parse_stack(shuffled(read_toml(Path(derivation.stack.file)), order), file=derivation.stack.file)
+    again = replace(CATALOG, recipes={**CATALOG.recipes, package: turned}, stacks={**CATALOG.stacks, STACK: stack})
+    assert instantiate(again, Selection(name=package, stack=STACK)).drv == derivation.drv
+
+
+@given(st.permutations(["9.0", "10.0", "12.0"]), st.lists(st.sampled_from(["9.0", "10.0", "12.0"]), max_size=3))
+def test_the_order_of_archs_is_no_input(archs: list[str], twice: list[str]) -> None:
+    """Nor is it whether one is named twice."""
+    asked = Selection(name="flash-attn", stack=STACK, archs=tuple(map(Arch.parse, [*archs, *twice])))
+    ordered = Selection(name="flash-attn", stack=STACK, archs=tuple(map(Arch.parse, ["9.0", "10.0", "12.0"])))
+    assert instantiate(CATALOG, asked).drv == instantiate(CATALOG, ordered).drv
+
+
+@given(st.randoms(use_true_random=False), st.text("# abc\t", max_size=20))
+def test_the_layout_of_a_lock_is_no_input(order: random.Random, comment: str) -> None:
+    """Lines in any order, comments anywhere."""
+    lock = CATALOG.build_lock(CATALOG.stacks[STACK])
+    entries = [f"{pin.requirement} {' '.join(f'--hash=sha256:{h}' for h in pin.hashes)}" for pin in lock.pins.values()]
+    order.shuffle(entries)
+    text = "".join(f"# {comment}\n{entry}\n" for entry in entries)
+    assert parse_lock(text, file="x").digest == lock.digest
+
+
+def leaves(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Give the place of each value in the inputs."""
+    if isinstance(value, dict) and value:
+        return [leaf for name, inner in value.items() for leaf in leaves(inner, (*path, name))]
+    if isinstance(value, list) and value:
+        return [leaf for number, inner in enumerate(value) for leaf in leaves(inner, (*path, number))]
+    return [path]
+
+
+def with_other(value: object, path: tuple[object, ...]) -> object:
+    """Give the inputs with another value at one place."""
+    if not path:
+        return f"not {value!r}"
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = with_other(copy[path[0]], path[1:])
+    return copy
+
+
+INPUTS = json.loads(
+    json.dumps(instantiate(CATALOG, Selection(name="flash-attn", stack=STACK, variant="hdim128-bf16-inference")).inputs)
+)
+
+
+@given(st.sampled_from(leaves(INPUTS)))
+def test_every_single_input_changes_the_hash(path: tuple[object, ...]) -> None:
+    """No value among the inputs is without effect."""
+    assert canonical(with_other(INPUTS, path)) != canonical(INPUTS)
+
+
+CHANGES: dict[str, Callable[[Derivation], Derivation]] = {
+    "source": lambda d: replace(d, release=replace(d.release, source=replace(d.release.source, sha256="0" * 64))),
+    "patch text": lambda d: replace(d, patches=(replace(d.patches[0], text="x"), *d.patches[1:])),
+    "patch order": lambda d: replace(d, patches=tuple(reversed(d.patches))),
+    "build lock": lambda d: replace(d, build_lock=subset(d.build_lock, list(d.build_lock.pins.values())[1:])),
+    "toolkit lock": lambda d: replace(d, toolkit_lock=None),
+    "python": lambda d: replace(d, python="3.13"),
+    "torch": lambda d: replace(d, stack=replace(d.stack, prebuilt={"torch": replace(d.stack.torch, sha256="0" * 64)})),
+    "stack's name": lambda d: replace(d, stack=replace(d.stack, name="mine")),
+    "platform": lambda d: replace(d, stack=replace(d.stack, platform="manylinux_2_34")),
+    "archs": lambda d: replace(d, archs=(Arch.parse("12.0"),)),
+    "variant": lambda d: replace(d, variant=None),
+    "environment": lambda d: replace(d, release=replace(d.release, environment={"A": "1"})),
+    "nvcc threads": lambda d: replace(d, release=replace(d.release, nvcc_threads=4)),
+    "epoch": lambda d: replace(d, source_date_epoch=1),
+    "revision": lambda d: replace(d, release=replace(d.release, revision=9)),
+    "gcc": lambda d: replace(d, toolkit=replace(d.toolkit, gcc_below=3)),
+    "toolkit's headers": lambda d: replace(d, toolkit=replace(d.toolkit, headers=())),
+    "how archs are told": lambda d: replace(d, release=replace(d.release, arch=replace(d.release.arch, separator=","))),
+    "licences": lambda d: replace(d, release=replace(d.release, licenses=())),
+    "vendored code": lambda d: replace(d, release=replace(d.release, vendored=())),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_input_is_one(name: str) -> None:
+    """What can change bytes changes the hash: and each in its own way."""
+    derivation = instantiate(CATALOG, Selection(name="flash-attn", stack=STACK, variant="hdim128-bf16-inference"))
+    assert CHANGES[name](derivation).drv != derivation.drv
+    assert len({change(derivation).drv for change in CHANGES.values()}) == len(CHANGES)
