@@ -1,7 +1,9 @@
 """The command line: options to values, commands to stages, outcomes to text or JSON and an exit status."""
 
 import argparse
+import platform
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +40,11 @@ from .gc import collect
 from .index import remove_indexes, write_index
 from .inspection import inspect_file
 from .install import Installation, PinnedWheel, offline_install
-from .installed import verify_stack
+from .installed import COMPILERS, Here, verify_stack
 from .limits import Limits, read_limits
 from .lint import Request, lint
 from .measure import measure, refresh
+from .nvml import binding, read_driver
 from .peaks import to_line
 from .pipeline import (
     Bounds,
@@ -691,8 +694,24 @@ def run_verify_stack(session: Session) -> int:
             if name in recipes and version in recipes[name].releases
         },
         runner=session.runner,
+        here=here(session),
     )
     return 8 if show_findings(session, findings) else 0
+
+
+def here(session: Session) -> Here:
+    """Look at the machine that is to run the stack."""
+    env, house = session.runtime.env, session.wheelhouse
+    compilers = (env.get("CC", ""), *COMPILERS)
+    found = [path for name in compilers if name and (path := shutil.which(name, path=env.get("PATH")))]
+    libc = re.fullmatch(r"([0-9]+)\.([0-9]+).*", platform.libc_ver()[1])
+    return Here(
+        driver=read_driver(binding()),
+        glibc=(int(libc[1]), int(libc[2])) if libc else (0, 0),
+        compilers=tuple(found),
+        wheels=tuple(sorted(house.root.glob("*.whl"))),
+        built={entry.wheel.name: entry.sha256 for entry in house.entries()},
+    )
 
 
 def run_index(session: Session) -> int:
@@ -950,7 +969,7 @@ COMMANDS: dict[str, Command] = {
         options=("--channel",),
     ),
     "verify-stack": Command(
-        help="is an installed stack the pinned one, and does it import",
+        help="is an installed stack the pinned one, file by file, and will it run on this machine and its GPUs",
         examples="wheelmill verify-stack --stack cu130 --python ./serve/bin/python",
         run=run_verify_stack,
     ),
