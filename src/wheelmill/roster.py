@@ -46,7 +46,7 @@ class Occupant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """One compile of a build: what it was promised, what it uses; `started`: seconds since the epoch, None while it waits."""
+    """One compile of a build: what it was promised, what it uses; `started`: seconds since the epoch, or None."""
 
     unit: str
     reserved_bytes: int
