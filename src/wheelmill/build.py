@@ -293,6 +293,9 @@ class BuiltWheel:
     path: Path
     compiles: CompileSummary
     records: tuple[CompileRecord, ...]
+    """Of this start."""
+    units: tuple[CompileRecord, ...]
+    """What made each object, in whichever start that was."""
 
 
 def build_wheel(
@@ -346,7 +349,10 @@ def build_wheel(
             for attempt in attempts(equipment.box.journal, tried_before):
                 report.warn(told(attempt))
         summary = governor.summary()
-    return BuiltWheel(path=taken_out(path, place), compiles=summary, records=recorded(place.records)[before:])
+    records = recorded(place.records)
+    return BuiltWheel(
+        path=taken_out(path, place), compiles=summary, records=records[before:], units=last_of_each(records)
+    )
 
 
 def units_of(derivation: Derivation) -> int:
@@ -425,6 +431,16 @@ def told(attempt: Attempt) -> str:
     if attempt.kind == "name":
         return f"the build asked for {attempt.subject} ({attempt.program}); the network is cut, so it got nothing"
     return f"the build left a process behind ({attempt.program}); it was ended"
+
+
+def last_of_each(records: Sequence[CompileRecord]) -> tuple[CompileRecord, ...]:
+    """Give for each object the compile that made it: a hit in a later start tells less than the compile before it."""
+    made: dict[tuple[str, str], CompileRecord] = {}
+    for record in records:
+        key = (record.source, record.output)
+        if record.exit == 0 and not (record.cache == "hit" and key in made):
+            made[key] = record
+    return tuple(made.values())
 
 
 def recorded(path: Path) -> tuple[CompileRecord, ...]:

@@ -722,7 +722,7 @@ def make_record(
         jobs=jobs,
         seconds=seconds,
         compiles=made.built.compiles,
-        units=made.built.records,
+        units=made.built.units,
         external=stamped.external,
         findings=tuple(finding.to_json() for finding in verified.findings),
         origin=origin,

@@ -524,6 +524,7 @@ def test_records_of_this_start_only(
     build_with(monkeypatch, derivation, place, backend, report)
     built = build_with(monkeypatch, derivation, place, backend, report)
     assert [record.source for record in built.records] == ["csrc/a.cu"]
+    assert [record.source for record in built.units] == ["csrc/a.cu"]
     assert (built.compiles.compiles, built.path) == (1, place.built / "x.whl")
     assert len(place.records.read_text().splitlines()) == 2
     assert report.lines == ["[1/5] nvcc csrc/a.cu: 0 s, 0.0 GiB"] * 2
@@ -735,3 +736,13 @@ def test_the_heart_stops_with_the_build() -> None:
     with pytest.raises(IndexError), Progress(Heard(), units=3).beating(Computer.idle):
         [].pop()
     assert threading.active_count() == before
+
+
+def test_each_object_goes_by_the_compile_that_made_it() -> None:
+    """Of several starts: a hit tells nothing of memory, a failure made nothing, what was compiled again counts anew."""
+    first, other = compile_record(cpu_s=1.0), compile_record("csrc/b.cu", exit=1)
+    hit, again = compile_record(cache="hit", cpu_s=0.0), compile_record(cpu_s=2.0)
+
+    assert build.last_of_each([first, other, hit]) == (first,)
+    assert build.last_of_each([hit]) == (hit,)
+    assert build.last_of_each([first, again]) == (again,)

@@ -345,7 +345,7 @@ def built_wheel(folder: Path, *members: str) -> BuiltWheel:
         **{f"demo-1.0.dist-info/{member}": b"text" for member in members},
     }
     write_wheel([content(name, data) for name, data in texts.items()], folder / BARE, epoch=1_700_000_000)
-    return BuiltWheel(path=folder / BARE, compiles=CompileSummary(), records=())
+    return BuiltWheel(path=folder / BARE, compiles=CompileSummary(), records=(), units=())
 
 
 @pytest.mark.parametrize(
