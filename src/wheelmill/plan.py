@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .arch import served
+from .arch import served, spell_gpus
 from .derivation import Derivation
 from .errors import ResourcesError
 from .knobs import Effective, effective
@@ -345,12 +345,13 @@ class Planned:
     def paragraph(self) -> str:
         """Say in a few lines what will happen and why."""
         drv = self.derivation
-        gpus, _ = served(drv.archs)
+        gpus, others = served(drv.archs)
         toolkit = f"CUDA {self.toolkit.cuda} ({self.toolkit.provider})" if self.toolkit else "no toolkit here"
         code = ", ".join(arch.sm for arch in drv.archs)
         lines = [
             f"{drv.name} {drv.full_version}  [{self.state}]  drv {drv.drv[:12]}",
             f"  for {code} ({', '.join(gpus[:4]) or 'no GPU in the table'}), {toolkit}",
+            *gpu_lines(gpus, others),
             *textwrap.wrap(self.forecast.paragraph, 110, initial_indent="  ", subsequent_indent="  "),
         ]
         if own := self.by_itself:
@@ -361,6 +362,14 @@ class Planned:
             )
         lines += [f"  note: {text}" for text in self.advisories]
         return "\n".join(lines)
+
+
+def gpu_lines(served_ones: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Say which GPUs the wheel runs on and, where these are few, on which it does not."""
+    text = f"runs on: {spell_gpus(served_ones)}"
+    if served_ones and others:
+        text += f"; does not run on: {spell_gpus(others, each=2)}"
+    return textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="  ") if served_ones else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

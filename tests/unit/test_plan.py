@@ -312,6 +312,10 @@ def test_the_paragraph_for_people(tmp_path: Path) -> None:
     assert first == f"demo 1.0+cu130.torch2.11.0.sm100  [build]  drv {drv}"
     assert second.startswith("  for sm_100 (")
     assert second.endswith("), no toolkit here")
+    served, *rest = rest
+    assert served.startswith("  runs on: B300 (sm_103); B200 (sm_100); does not run on: RTX PRO 6000 Blackwell")
+    while not rest[0].startswith("  5 translation"):
+        rest = rest[1:]
     assert rest == [
         "  5 translation units on 8 cores and 40.0 GiB of free memory; a unit peaks at 4.0 GiB (the recipe's estimate).",
         "  5 at once: all 5 translation units. Ideal 1 min 20 s, expected 1 min 20 s.",

@@ -8,7 +8,7 @@ import pytest
 from wheelmill._validate import parse_size
 from wheelmill.arch import Arch
 from wheelmill.errors import RecipeError
-from wheelmill.recipe import Expects, IndexSource, TreeSource, parse_recipe
+from wheelmill.recipe import CodePolicy, Expects, IndexSource, TreeSource, parse_recipe
 
 GOOD = """
 name = "demo"
@@ -60,6 +60,31 @@ def test_what_must_reach_the_compilers() -> None:
     assert release.expects == Expects(macros=("A=1",), standard="c++17", optimisation="-O3")
     assert release.variants["small-one"].expects == Expects(macros=("A=1", "B"), standard="c++17", optimisation="-O2")
     assert parse_recipe(tomllib.loads(GOOD), file="x").releases["1.0"].expects == Expects()
+
+
+def test_rules_for_the_device_code_of_one_extension() -> None:
+    """Rule, architectures and kernels of each; without a table the rule is what was asked for, exactly."""
+    text = GOOD.replace('checks = { imports = ["demo"] }', "")
+    text += """
+[version."1.0".checks]
+imports = ["demo"]
+absent = ["hopper"]
+
+[version."1.0".checks.code."demo/_C"]
+rule = "at-least"
+archs = ["10.0", "12.0"]
+kernels = "any"
+
+[version."1.0".checks.code."demo/_fa2"]
+rule = "ptx"
+"""
+    checks = parse_recipe(tomllib.loads(text), file="x").releases["1.0"].checks
+    assert checks.absent == ("hopper",)
+    assert checks.code["demo/_fa2"] == CodePolicy(rule="ptx")
+    both = (Arch.parse("10.0"), Arch.parse("12.0"))
+    assert checks.code["demo/_C"] == CodePolicy(rule="at-least", archs=both, kernels="any")
+    with pytest.raises(RecipeError, match="at-most"):
+        parse_recipe(tomllib.loads(text.replace("at-least", "at-most")), file="x")
 
 
 def test_a_tree_beside_the_recipe_is_a_source_too() -> None:

@@ -19,7 +19,18 @@ from wheelmill.elf import ElfFacts
 from wheelmill.errors import MalformedWheelError, VerifyError
 from wheelmill.preflight import Finding
 from wheelmill.provenance import Found, embedded
-from wheelmill.verify import FACTS, Expectation, claimed, device_code, expected, inspect_and_judge, require, run_paths
+from wheelmill.recipe import CodePolicy
+from wheelmill.verify import (
+    FACTS,
+    Expectation,
+    claimed,
+    device_code,
+    expected,
+    inspect_and_judge,
+    kernels,
+    require,
+    run_paths,
+)
 from wheelmill.wheel_file import content, write_wheel
 
 MAKERS = runpy.run_path(str(Path(__file__).with_name("test_inspection.py")))
@@ -295,6 +306,53 @@ def test_device_code_is_exactly_what_was_asked_for(
     [finding] = device_code([facts(device_code=Census(sass=sass, ptx=ptx))], wanted)
     assert finding.message == (f"demo_cuda.so {problem}" if problem else finding.message)
     assert finding.status == ("error" if problem else "ok")
+
+
+CODE: dict[str, CodePolicy] = {
+    "demo_cuda": CodePolicy(rule="at-least", kernels="any"),
+    "demo/_fa2": CodePolicy(rule="ptx"),
+    "demo/_fa3": CodePolicy(archs=(Arch.parse("9.0a"),)),
+    "demo/_host": CodePolicy(rule="none"),
+}
+"""As a correct vLLM mixes: generic kernels for many, PTX of old ones, one extension for Hopper alone."""
+
+
+@pytest.mark.parametrize(
+    ("path", "sass", "ptx", "problem"),
+    [
+        ("demo_cuda.so", {"sm_80": 1, "sm_100": 1, "sm_100a": 1}, {"sm_80": 1}, ""),
+        ("demo_cuda.so", {"sm_80": 1}, {}, "demo_cuda.so holds sm_80, and lacks sm_100"),
+        ("demo/_fa2.so", {"sm_80": 1}, {"sm_80": 1}, ""),
+        ("demo/_fa2.so", {"sm_80": 1}, {}, "demo/_fa2.so holds sm_80, of which nothing runs on sm_100"),
+        ("demo/_fa3.so", {"sm_90a": 1}, {}, ""),
+        ("demo/_fa3.so", {"sm_90": 1}, {}, "demo/_fa3.so holds sm_90, and sm_90a was asked for"),
+        ("demo/_host.so", {"sm_52": 1}, {}, "demo/_host.so holds sm_52, and none was to be in it"),
+        ("demo/_host.so", {}, {}, ""),
+    ],
+)
+def test_rules_of_single_extensions(path: str, sass: dict[str, int], ptx: dict[str, int], problem: str) -> None:
+    """Each extension is held against its own rule, and one that is missing is named."""
+    name = path.removesuffix(".so")
+    wanted = replace(WANTED, extensions=(), code={name: CODE[name]})
+    [finding] = device_code([facts(path, device_code=Census(sass=sass, ptx=ptx))], wanted)
+    assert finding.message == (problem or "every extension has the device code that its rule asks for (sm_100)")
+    [absent] = device_code([], wanted)
+    assert absent.message == f"there is no extension {name}"
+
+
+def test_a_kernel_that_one_architecture_lacks() -> None:
+    """It is an error unless the recipe says that the package means it; PTX counts where the rule lets it."""
+    wanted = replace(WANTED, archs=(Arch.parse("10.0"), Arch.parse("12.0")))
+    census = Census(
+        sass={"sm_100": 1, "sm_120": 1},
+        ptx={"sm_80": 1},
+        kernels={"a": ("sm_100", "sm_120"), "b": ("sm_100", "compute_80")},
+    )
+    [finding] = kernels([facts(device_code=census)], wanted)
+    assert finding.message == "demo_cuda.so has no sm_120 of b, which it has for other architectures"
+    for policy in (CodePolicy(kernels="any"), CodePolicy(rule="ptx")):
+        [finding] = kernels([facts(device_code=census)], replace(wanted, code={"demo_cuda": policy}))
+        assert finding.message == "all 2 kernels exist for every architecture asked for"
 
 
 @pytest.mark.parametrize("rpath", [None, "", "$ORIGIN", "$ORIGIN/../torch/lib:${ORIGIN}/x"])
