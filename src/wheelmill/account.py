@@ -13,6 +13,9 @@ from .records import Begun
 from .resources import PROCESSES_PER_COMPILE, capacity
 from .roster import Roster, Seat, Seated
 
+ACCOUNT_PATIENCE = 2.0
+"""Seconds: whoever holds the account longer was stopped in the middle (Ctrl-Z); meanwhile nothing is admitted, but
+measuring and answering go on."""
 CRITICAL = 0.5
 """The part of the reserve below which compiles are killed; below the whole of it none is admitted."""
 
@@ -74,13 +77,13 @@ class Means:
     oom_kills: Callable[[], int] = oom_count
 
     @contextmanager
-    def account(self) -> Iterator[tuple[Seated, ...]]:
-        """Hold the account of this user's builds, and give the others."""
+    def account(self) -> Iterator[tuple[Seated, ...] | None]:
+        """Hold the account of this user's builds, and give the others; None where it cannot be had for now."""
         if self.roster is None:
             yield ()
             return
-        with self.roster.account():
-            yield self.roster.others(self.seat)
+        with self.roster.account(ACCOUNT_PATIENCE) as held:
+            yield self.roster.others(self.seat) if held else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,6 +84,8 @@ LATER = {
     "release": "Publishing with proofs arrives with a later release; `wheelmill index` makes a static index now.",
 }
 LOG_BLOCK = 1 << 18
+LEAST_MEMORY = 1 << 28
+"""Bytes: whoever types less has forgotten the unit."""
 PREBUILT_ADVICE = "Install it from the package index; `wheelmill plan` shows its pinned file and digest."
 
 
@@ -216,8 +218,11 @@ def bounds(options: Options, runtime: Runtime) -> Bounds:
         memory = None if options.memory is None else parse_size(options.memory)
     except ValueError as error:
         raise UsageError(f"--memory: {error}") from None
-    if memory == 0:
-        raise UsageError("--memory: 0 is not a size to work with", advice="Write it like 24GiB, or leave it out.")
+    if memory is not None and memory < LEAST_MEMORY:
+        raise UsageError(
+            f"--memory={options.memory} is {memory} bytes, and no compiler works with so little",
+            advice="Write it with its unit, like 24GiB, or leave it out.",
+        )
     cpus = None if options.cpus is None else parse_jobs(options.cpus, source="--cpus", what="cores")
     threads = runtime.env.get("NVCC_THREADS", "").strip()
     return Bounds(

@@ -389,6 +389,9 @@ class Governor:
         self._changed = False
         now = self._now()
         with self.means.account() as others:
+            if others is None:
+                self._changed = True
+                return
             with self._lock:
                 running = self.admission.running
                 used = sum(each.current_bytes for each in running)

@@ -45,7 +45,8 @@ def test_the_option_wins_over_max_jobs(tmp_path: Path) -> None:
         ([], {"MAX_JOBS": "abc"}, "MAX_JOBS='abc' is not a number of jobs"),
         ([], {"MAX_JOBS": "-1"}, "MAX_JOBS='-1' is not a number of jobs"),
         (["--memory", "lots"], {}, "--memory: not a size: 'lots'; write it like 7GiB or 512MiB"),
-        (["--memory", "0"], {}, "--memory: 0 is not a size to work with"),
+        (["--memory", "0"], {}, "--memory=0 is 0 bytes, and no compiler works with so little"),
+        (["--memory", "24"], {}, "--memory=24 is 24 bytes, and no compiler works with so little"),
         (["--cpus", "0"], {}, "--cpus='0' is not a number of cores"),
     ],
 )

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from wheelmill.governor import Governor
 from wheelmill.limits import Limits
 from wheelmill.peaks import Peaks, Sample, Unit
 from wheelmill.records import Event, read_records
+from wheelmill.roster import Roster
 
 BEGIN: dict[str, object] = {
     "op": "begin",
@@ -93,6 +95,7 @@ def _proud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wheelmill.governor.humble", lambda _pid: None)
     monkeypatch.setattr("wheelmill.governor.TICK_SECONDS", 0.01)
     monkeypatch.setattr("wheelmill.governor.CALM_SECONDS", 0.05)
+    monkeypatch.setattr("wheelmill.account.ACCOUNT_PATIENCE", 0.02)
 
 
 @pytest.fixture
@@ -424,3 +427,17 @@ def wait_until(true: Callable[[], bool]) -> None:
 def test_signals_have_their_usual_numbers() -> None:
     """128 + N in exit statuses relies on them."""
     assert (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) == (2, 15, 9)
+
+
+def test_without_the_account_nothing_is_admitted(tmp_path: Path) -> None:
+    """Another build's process was stopped while it held it: what it was about to claim nobody knows."""
+    roster = Roster(directory=tmp_path)
+    means = replace(Computer().means(), roster=roster)
+    governor = Governor(tmp_path / "s", tmp_path / "compile.jsonl", Terms(jobs=1), means)
+    with governor, Client(governor.socket_path) as launcher, Client(governor.socket_path) as gate:
+        number = begin(launcher, "a")
+        with roster.account() as held:
+            assert held
+            gate.say({"op": "want", "id": number})
+            assert gate.hears_nothing()
+        assert gate.hear() == {"op": "go"}
