@@ -185,6 +185,10 @@ class Gpu:
     capability: Arch
     hosts: tuple[str, ...] = HOSTS
     """The processors of the machines that it exists in."""
+    toolkit: str = ""
+    """The first CUDA release that compiles for it."""
+    driver: int = 0
+    """The first branch of Linux drivers that runs it."""
 
 
 @cache
@@ -193,7 +197,13 @@ def gpus() -> tuple[Gpu, ...]:
     table = tomllib.loads((files(__package__) / "data" / "gpus.toml").read_text(encoding="utf-8"))
     only = {name: (host,) for host, names in table["hosts"].items() for name in names}
     return tuple(
-        Gpu(name=name, capability=Arch.parse(capability), hosts=only.get(name, HOSTS))
+        Gpu(
+            name=name,
+            capability=Arch.parse(capability),
+            hosts=only.get(name, HOSTS),
+            toolkit=table["requires"][capability]["toolkit"],
+            driver=table["requires"][capability]["driver"],
+        )
         for capability, names in table["capabilities"].items()
         for name in names
     )
@@ -226,6 +236,16 @@ def spell_gpus(names: Iterable[str], *, each: int = 4) -> str:
     return "; ".join(
         f"{', '.join(found[:each])}{', …' if len(found) > each else ''} ({sm})" for sm, found in groups.items()
     )
+
+
+def needs(names: Iterable[str]) -> str:
+    """Say which CUDA and driver the GPUs of these names need at least: the oldest among them decides."""
+    wanted = set(names)
+    found = [gpu for gpu in gpus() if gpu.name in wanted]
+    if not found:
+        return ""
+    first = min(found, key=lambda gpu: gpu.driver)
+    return f"CUDA {first.toolkit}, driver {first.driver} or newer"
 
 
 def gpu_named(text: str) -> Gpu:

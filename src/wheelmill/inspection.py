@@ -74,7 +74,8 @@ class Inspection:
         """
         files = [file.device_code.archs for file in self.elf if file.device_code.archs and file.machine != "cuda"]
         files = files or ([self.archs] if self.archs else [])
-        machine = machine_of(self.tags)
+        hosts = {file.machine for file in self.elf} - {"cuda"}
+        machine = machine_of(self.tags) or (hosts.pop() if len(hosts) == 1 else "")
         runs = [set(served(archs, machine=machine)[0]) for archs in files]
         known = served((), machine=machine)[1] if runs else ()
         common, some = (set.intersection(*runs), set.union(*runs)) if runs else (set(), set())

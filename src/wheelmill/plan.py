@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .arch import served, spell_gpus
+from .arch import needs, served, spell_gpus
 from .derivation import Derivation
 from .errors import ResourcesError
 from .knobs import Effective, effective
@@ -366,7 +366,7 @@ class Planned:
 
 def gpu_lines(served_ones: Sequence[str], others: Sequence[str]) -> list[str]:
     """Say which GPUs the wheel runs on and, where these are few, on which it does not."""
-    text = f"runs on: {spell_gpus(served_ones)}"
+    text = f"runs on: {spell_gpus(served_ones)} with {needs(served_ones)}"
     if served_ones and others:
         text += f"; does not run on: {spell_gpus(others, each=2)}"
     return textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="  ") if served_ones else []

@@ -14,6 +14,7 @@ from wheelmill.arch import (
     gpu_named,
     gpus,
     machine_of,
+    needs,
     served,
     spell_gpus,
     why_not,
@@ -266,3 +267,12 @@ def test_gpus_are_listed_with_their_code() -> None:
     names = ("RTX PRO 6000 Blackwell", "B200", "RTX 5090")
     assert spell_gpus(names) == "RTX PRO 6000 Blackwell, RTX 5090 (sm_120); B200 (sm_100)"
     assert spell_gpus(("L4", "L40", "L40S"), each=2) == "L4, L40, … (sm_89)"
+
+
+def test_every_capability_has_its_first_toolkit_and_driver() -> None:
+    """As the release notes say; newer GPUs need no older ones."""
+    assert {gpu.capability.dotted for gpu in gpus()} <= set(CAPABILITIES)
+    assert all(gpu.toolkit and gpu.driver for gpu in gpus())
+    assert needs(["B300", "B200"]) == "CUDA 12.8, driver 570 or newer"
+    assert needs(["RTX PRO 6000 Blackwell"]) == "CUDA 12.8, driver 570 or newer"
+    assert needs([]) == ""
