@@ -79,6 +79,7 @@ DOORS: dict[str, tuple[tuple[str, ...], str]] = {
     "ps": (("ps",), "Show the builds that run here."),
     "stop": (("stop",), "End a running build with its whole tree: `nox -s stop -- flash-attn`."),
     "log": (("log",), "Show a build's log: `nox -s log -- --follow`."),
+    "measure": (("measure",), "Compile a package's units to learn what each takes: `nox -s measure -- NAME`."),
     "gc": (("gc",), "Free space in the cache."),
     "release": (("release",), "Publish with proofs (a later release; says so)."),
 }
@@ -89,13 +90,15 @@ for door_name, (door_words, _) in DOORS.items():
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """Run the unit tests; they can neither build nor reach a network."""
-    session.run(python(session), "-m", "pytest", "tests/unit", *session.posargs)
+    session.run(python(session), "-m", "pytest", "-n", "auto", "tests/unit", *session.posargs)
 
 
 @nox.session(python=False, default=False)
 def integration(session: nox.Session) -> None:
     """Run the integration tests: real nvcc, torch, ccache, pip and uv; needs a package index."""
-    session.run(python(session), "-m", "pytest", "tests/integration", *session.posargs)
+    session.run(
+        python(session), "-m", "pytest", "-n", "auto", "--dist", "loadfile", "tests/integration", *session.posargs
+    )
 
 
 @nox.session(python=False)
