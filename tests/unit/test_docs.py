@@ -85,7 +85,7 @@ def test_the_nox_doors_lead_to_commands() -> None:
     assert sessions == {
         *("build", "build-flash-attn", "build-vllm", "build-stack", "plan", "doctor", "verify", "verify-stack"),
         *("lock", "release", "tests", "integration", "lint", "types", "docs"),
-        *("fetch", "inspect", "repair", "diagnose", "install", "index", "limits", "gc", "ps", "stop", "log"),
+        *("fetch", "inspect", "repair", "diagnose", "install", "index", "limits", "gc", "ps", "stop", "log", "measure"),
     }
 
 
