@@ -9,7 +9,8 @@ capabilities, since a mount namespace alone lets root lift a read-only bind [tri
 outside, so whatever of /proc asks for the user id alone is made read-only (sysctl, sysrq), and there is no /sys.
 
 The network namespace has a loopback device and nobody else. Init answers DNS on it, every name with "no such name",
-and writes down who asked for what: that is how an attempt gets a name.
+and writes down who asked for what: that is how an attempt gets a name. One by a bare address is refused by the kernel
+itself, which counts it: only that it happened is known in the end.
 
 Exit status: the command's own (128 + N for signal N); 125 when the sandbox cannot be made, with one line on stderr.
 """
@@ -390,6 +391,7 @@ def reap(pid: int, resolver: socket.socket | None, journal: Journal) -> int:
                 return FAILED
             if gone == pid:
                 note_left(journal)
+                note_unrouted(journal)
                 code = os.waitstatus_to_exitcode(status)
                 return 128 - code if code < 0 else code
             if not gone:
@@ -400,6 +402,21 @@ def reap(pid: int, resolver: socket.socket | None, journal: Journal) -> int:
         if resolver is not None and resolver in ready:
             with suppress(OSError):
                 answer(resolver, journal)
+
+
+def note_unrouted(journal: Journal) -> None:
+    """Write down that somebody tried to reach an address by its number: nothing but the kernel's counters saw it.
+
+    As UTF-8: no other codec can be loaded any more, the interpreter's own files lie outside.
+    """
+    tries = 0
+    with suppress(OSError, ValueError, IndexError), open("/proc/net/snmp", encoding="utf-8") as file:
+        names, values = [line.split() for line in file if line.startswith("Ip:")][:2]
+        tries += int(values[names.index("OutNoRoutes")])
+    with suppress(OSError, ValueError, IndexError), open("/proc/net/snmp6", encoding="utf-8") as file:
+        tries += sum(int(line.split()[1]) for line in file if line.startswith("Ip6OutNoRoutes"))
+    if tries:
+        journal.note("address", "a program", "an address" if tries == 1 else f"addresses, {tries} times")
 
 
 def note_left(journal: Journal) -> None:

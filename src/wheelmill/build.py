@@ -415,7 +415,7 @@ def taken_out(path: Path, place: Workplace) -> Path:
 
 def with_attempts(failure: WheelmillError, tried: Sequence[Attempt], *, compiled: bool) -> WheelmillError:
     """Add to a failure what the build tried; where no compile failed, a name that it asked for is the cause."""
-    asked = [attempt for attempt in tried if attempt.kind == "name"]
+    asked = [attempt for attempt in tried if attempt.kind in {"name", "address"}]
     lines = [f"  {told(attempt)}" for attempt in tried]
     if asked and not compiled and failure.kind in {"unknown", NetworkError.kind}:
         cause = f"the build asked the network for {asked[0].subject}, and the network is cut"
@@ -430,6 +430,8 @@ def told(attempt: Attempt) -> str:
     """Say in one line what a build tried."""
     if attempt.kind == "name":
         return f"the build asked for {attempt.subject} ({attempt.program}); the network is cut, so it got nothing"
+    if attempt.kind == "address":
+        return f"the build tried to reach {attempt.subject} by number; the network is cut, so it got nowhere"
     return f"the build left a process behind ({attempt.program}); it was ended"
 
 

@@ -170,6 +170,9 @@ def sandbox_finding(rung: Rung) -> Finding:
     if rung.name == "namespaces":
         message = "builds see fixed paths, what is declared, and no network"
         return Finding(id="sandbox", status="ok", subject="sandbox", message=message)
+    if rung.name == "folder":
+        message = f"no namespaces: {rung.reason}; builds run in real folders, one at a time, and the network is not cut"
+        return Finding(id="sandbox", status="warn", subject="sandbox", message=message, advice=rung.advice)
     message = f"no sandbox: {rung.reason}; the network is not cut, and equal bytes are promised for equal paths only"
     return Finding(id="sandbox", status="warn", subject="sandbox", message=message, advice=rung.advice)
 

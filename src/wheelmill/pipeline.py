@@ -60,7 +60,7 @@ from .resources import Grant
 from .resume import resume
 from .roster import Occupant, Seat, open_roster
 from .runtime import Runtime
-from .sandbox import CUDA, Rung, probe
+from .sandbox import CUDA, ROOT, Rung, laid_out, probe, second_rung
 from .sbom import Linked
 from .shims import HostCompiler, ObjectCache, host_compilers
 from .source import SourceTree, prepare
@@ -371,7 +371,12 @@ def warn_of(findings: Sequence[Finding], report: Reporter) -> None:
 
 def walls(tools: Tools) -> Rung:
     """Find out how far the build can be shut in; less than wholly is said."""
-    rung = probe(tools.runner, tools.runtime.python)
+    rung = second_rung(probe(tools.runner, tools.runtime.python), uid=os.geteuid())
+    if rung.name == "folder":
+        tools.report.warn(
+            f"no namespaces: {rung.reason}. The build runs in real folders below {ROOT}, one at a time; the network is "
+            f"not cut. {rung.advice}"
+        )
     if rung.name == "none":
         tools.report.warn(
             f"no sandbox: {rung.reason}. The network is not cut, and equal bytes are promised for equal paths only. "
@@ -544,7 +549,8 @@ def compiled(
 ) -> BuiltWheel:
     """Build, and say what it took."""
     tools.report.step(f"build, log in {place.log}")
-    built = build_wheel(tree, place, equipment, derivation, runner=tools.runner, report=tools.report)
+    with laid_out(equipment.box):
+        built = build_wheel(tree, place, equipment, derivation, runner=tools.runner, report=tools.report)
     took = built.compiles
     tools.report.note(
         f"{took.compiles - took.links} compiles ({took.cache_hits} from the object cache), {took.links} links, "
@@ -947,7 +953,8 @@ def survey_machine(stack: Stack, tools: Tools, archs: tuple[Arch, ...] = ()) -> 
     need = need_of_stack(stack, tools.catalog)
     need = replace(need, archs=archs or need.archs)
     found = examine(situation(stack, need, tools, tools.limits()))
-    return (*found, sandbox_finding(probe(tools.runner, tools.runtime.python)))
+    rung = second_rung(probe(tools.runner, tools.runtime.python), uid=os.geteuid())
+    return (*found, sandbox_finding(rung))
 
 
 def driver_version(path: Path) -> str:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unidiff.patch import PatchSet
-
 from .again import build_again, require_reference_zlib
 from .arch import Arch
 from .carry import FOLDER, SOURCE, selection_of, unpack
@@ -171,6 +169,8 @@ def known_here(made: Subject, catalog: Catalog) -> bool:
 
 def contents(derivation: Derivation) -> Iterator[str]:
     """Say of what a wheel would be made: whoever trusts it runs this code."""
+    from unidiff.patch import PatchSet  # noqa: PLC0415 - a start pays for it, and few commands need it
+
     source = derivation.release.source
     if isinstance(source, IndexSource):
         yield f"source: {source.file} of {source.project}, sha256 {source.sha256}"

@@ -2,17 +2,20 @@
 
 A path of the machine reaches bytes: nvcc hashes the real path of a source file into device symbols, so a link to a
 fixed path does not do, and torch's headers put their own paths into error messages. `_sandbox.py` makes the
-namespaces; this module decides what is in them. Where the kernel bars namespaces, a build runs at the machine's
-own paths, which is said, and recorded in the wheel.
+namespaces; this module decides what is in them. Where the kernel bars them, root's builds run one at a time in real
+folders at the fixed paths: the bytes are the same, the network is not cut. Anybody else's run at the machine's own
+paths. Less than namespaces is said, and recorded in the wheel.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -49,7 +52,7 @@ Entry = tuple[Kind, str, str]
 class Rung:
     """How far builds can be shut in here; `reason` and `advice` say why no further."""
 
-    name: Literal["namespaces", "none"]
+    name: Literal["namespaces", "folder", "none"]
     reason: str = ""
     advice: str = ""
 
@@ -129,8 +132,8 @@ class Sandbox:
 
     @property
     def shut(self) -> bool:
-        """Say whether there is one at all."""
-        return self.rung.name == "namespaces"
+        """Say whether the build knows fixed paths instead of the machine's."""
+        return self.rung.name != "none"
 
     @property
     def journal(self) -> Path:
@@ -146,6 +149,11 @@ class Sandbox:
         if not self.shut:
             return list(argv)
         shares = (*self.shares, *more)
+        if self.rung.name == "folder":
+            for share in shares:
+                link_in(share)
+            words = [seen(word, shares) for word in argv]
+            return ["/bin/sh", "-c", 'umask 022 && cd "$0" && exec "$@"', seen(str(cwd), shares), *words]
         config = configuration(
             (*self.system, *(share.entry() for share in shares)), cwd=seen(str(cwd), shares), journal=self.journal
         )
@@ -182,9 +190,9 @@ def launcher(python: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What a build tried: to find a name on the network, or to leave a process behind."""
+    """What a build tried: to find a name on the network, to reach an address there, or to leave a process behind."""
 
-    kind: Literal["name", "left"]
+    kind: Literal["name", "address", "left"]
     program: str
     subject: str
 
@@ -197,6 +205,99 @@ def attempts(journal: Path, offset: int = 0) -> tuple[Attempt, ...]:
         stream.seek(offset)
         lines = stream.read().decode("utf-8", "replace").splitlines()
     return tuple(Attempt(**json.loads(line)) for line in lines)
+
+
+# real folders ----------------------------------------------------------------------------------------
+
+COPIED = (ENVIRONMENT, PYTHON, CUDA)
+"""What compilers may resolve to its real path, so that a link does not do."""
+OWNED = ".wheelmill"
+"""Marks the folder as ours, and says where the source tree in it belongs."""
+
+
+def second_rung(rung: Rung, *, uid: int, folder: Path = Path(ROOT)) -> Rung:
+    """Take real folders at the fixed paths where namespaces are barred and root asks; else what there is."""
+    if rung.name != "none" or uid != 0:
+        return rung
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / OWNED).is_file():
+            return rung  # somebody else's
+        (folder / OWNED).touch()
+    except OSError:
+        return rung
+    return replace(rung, name="folder")
+
+
+@contextmanager
+def laid_out(box: Sandbox, *, folder: Path = Path(ROOT)) -> Iterator[None]:
+    """Put everything at its fixed path while the block lasts, one build at a time on this machine."""
+    if box.rung.name != "folder":
+        yield
+        return
+    with (folder / OWNED).open("a+", encoding="utf-8") as owned:
+        fcntl.flock(owned, fcntl.LOCK_EX)  # the kernel frees it with us
+        tidy(folder)  # after a start that was killed
+        try:
+            for share in sorted(box.shares, key=lambda each: each.inside):
+                lay(share, folder)
+            yield
+        finally:
+            tidy(folder)
+
+
+def lay(share: Share, folder: Path) -> None:
+    """Put one share in its place: the source moves there, what compilers resolve is linked file by file."""
+    target = folder / PurePosixPath(share.inside).relative_to(ROOT)
+    if share.inside == SOURCE:
+        (folder / OWNED).write_text(str(share.outside), "utf-8")
+        shutil.move(share.outside, target)
+        share.outside.symlink_to(target)
+    elif share.inside.startswith(COPIED) and str(share.outside) != "/usr":
+        remove(target)
+        if share.outside.is_dir():
+            shutil.copytree(share.outside, target, symlinks=True, copy_function=link_or_copy)
+        else:
+            shutil.copy2(share.outside, target)
+    else:
+        link_in(share, folder)
+
+
+def link_in(share: Share, folder: Path = Path(ROOT)) -> None:
+    """Link a share to its place, unless something stands there for it already."""
+    target = folder / PurePosixPath(share.inside).relative_to(ROOT)
+    if target.is_symlink() and target.readlink() != share.outside:
+        target.unlink()
+    if not os.path.lexists(target):
+        target.symlink_to(share.outside)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name; another file system needs a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def tidy(folder: Path) -> None:
+    """Move the source tree back to where it belongs, and empty the folder."""
+    home, source = (folder / OWNED).read_text("utf-8"), folder / PurePosixPath(SOURCE).name
+    if home and source.is_dir() and not source.is_symlink():
+        remove(Path(home))
+        shutil.move(source, home)
+    (folder / OWNED).write_text("", "utf-8")
+    for path in folder.iterdir():
+        if path.name != OWNED:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove whatever stands at a path; of a link the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # the interpreter and the environment -----------------------------------------------------------------

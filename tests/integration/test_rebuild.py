@@ -216,3 +216,38 @@ def test_a_wheel_alone_is_enough(mill: Mill, tmp_path: Path) -> None:
     assert (document["grade"], document["differences"], document["rebuilt"]) == ("identical", [], None)
     assert {"path", "umask", "locale", "zone", "cores", "jobs"} <= set(document["varied"])
     assert f"of {ROOT}" not in done.stderr
+
+
+REAL_FOLDERS = """
+import sys
+from wheelmill import pipeline
+from wheelmill.__main__ import main
+from wheelmill.sandbox import Rung
+pipeline.probe = lambda *_, **__: Rung(name="none", reason="barred for a test")
+sys.argv[0] = "wheelmill"
+main()
+"""
+
+
+@pytest.mark.network
+@pytest.mark.skipif(os.geteuid() != 0 or Path("/wheelmill").exists(), reason="needs root, and /wheelmill to itself")
+def test_real_folders_give_the_same_code(mill: Mill, tmp_path: Path) -> None:
+    """Where namespaces are barred root's builds run at the fixed paths all the same; the wheel says so."""
+    first = mill.run("build", "torch-cuda-ext")
+    words = ["--cache", str(mill.cache), "--wheelhouse", str(tmp_path), "--stack", "cu130"]
+    argv = [sys.executable, "-c", REAL_FOLDERS, "build", "torch-cuda-ext", *words]
+    argv += ["--recipes", str(ROOT / "tests" / "recipes")]
+    try:
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in Path("/wheelmill").iterdir()] == [".wheelmill"]
+    finally:
+        shutil.rmtree("/wheelmill", ignore_errors=True)
+    assert "  ! no namespaces: barred for a test." in done.stderr
+    found = compare(Path(first.stdout.strip()), Path(done.stdout.strip()))
+    assert found.grade == "same-code"
+    assert {each.member.rpartition("/")[2] for each in found.differences} == {
+        "RECORD",
+        "wheelmill.cdx.json",
+        "wheelmill.json",
+    }

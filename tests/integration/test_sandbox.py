@@ -276,3 +276,21 @@ def name_of(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def test_an_address_by_number_is_told(tmp_path: Path) -> None:
+    """No resolver sees it and no packet leaves: the kernel's counter says that it happened."""
+    script = """if True:
+        import socket
+        for number in (1, 2):
+            try:
+                socket.create_connection((f"192.0.2.{number}", 443), 2)
+            except OSError as error:
+                print(error.errno)
+    """
+    prefix = PYTHON.resolve().parent.parent
+    box = shut(tmp_path, Share(outside=prefix, inside=str(prefix)))
+    argv = box.enclose([str(PYTHON.resolve()), "-c", script], cwd=box.shares[0].outside)
+    done = subprocess.run(argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["101", "101"]
+    assert [(each.kind, each.subject) for each in attempts(box.journal)] == [("address", "addresses, 2 times")]

@@ -3,11 +3,12 @@
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from wheelmill import _sandbox
+from wheelmill import _sandbox, sandbox
 from wheelmill._process import Completed
 from wheelmill.sandbox import (
     Attempt,
@@ -19,10 +20,13 @@ from wheelmill.sandbox import (
     attempts,
     environment_shares,
     interpreter_shares,
+    laid_out,
+    lay,
     moved,
     own_root,
     probe,
     read_layout,
+    second_rung,
     seen,
     system,
     unmakable,
@@ -334,3 +338,81 @@ def test_each_attempt_is_written_once(tmp_path: Path) -> None:
         for number in range(2000):
             journal.note("name", "git", f"{number}.example")
     assert len(attempts(path)) == 1001
+
+
+# real folders ----------------------------------------------------------------------------------------
+
+BARRED = Rung(name="none", reason="barred", advice="Allow them.")
+
+
+def test_the_second_rung_is_roots(tmp_path: Path) -> None:
+    """Real folders at the fixed paths, where namespaces are barred; never in a folder that is somebody else's."""
+    own = tmp_path / "own"
+    assert second_rung(BARRED, uid=1000, folder=own) == BARRED
+    assert not own.exists()
+    assert second_rung(Rung(name="namespaces"), uid=0, folder=own).name == "namespaces"
+    assert second_rung(BARRED, uid=0, folder=own) == Rung(name="folder", reason="barred", advice="Allow them.")
+    assert second_rung(BARRED, uid=0, folder=own).name == "folder"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    assert second_rung(BARRED, uid=0, folder=tmp_path / "theirs") == BARRED
+    assert second_rung(BARRED, uid=0, folder=tmp_path / "missing" / "below") == BARRED
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> tuple[Sandbox, Path]:
+    """Give a build's folders, and the folder that stands for /wheelmill."""
+    for name in ("source", "env/bin", "new-bin", "out", "fixed"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "source" / "x.cu").write_text("x")
+    (tmp_path / "env" / "bin" / "python").write_text("old")
+    (tmp_path / "env" / "lib").symlink_to("bin")
+    (tmp_path / "new-bin" / "python").write_text("new")
+    rung = second_rung(BARRED, uid=0, folder=tmp_path / "fixed")
+    shares = (
+        Share(outside=tmp_path / "new-bin", inside="/wheelmill/env/bin"),
+        Share(outside=tmp_path / "env", inside="/wheelmill/env"),
+        Share(outside=tmp_path / "source", inside="/wheelmill/source", writable=True),
+        Share(outside=tmp_path / "out", inside="/wheelmill/out", writable=True),
+    )
+    return Sandbox(rung=rung, python=Path("/python"), folder=tmp_path / "box", shares=shares), tmp_path / "fixed"
+
+
+def test_what_compilers_resolve_is_really_there(fixed: tuple[Sandbox, Path], tmp_path: Path) -> None:
+    """The source moves, the environment is a tree of second names, the rest are links; then all is as it was."""
+    box, folder = fixed
+    with laid_out(box, folder=folder):
+        assert (folder / "source" / "x.cu").resolve() == folder / "source" / "x.cu"
+        assert (tmp_path / "source").readlink() == folder / "source"
+        assert (folder / "env" / "bin" / "python").read_text() == "new"
+        assert (folder / "env" / "lib").readlink() == Path("bin")
+        assert (folder / "out").readlink() == tmp_path / "out"
+        (folder / "source" / "made.o").write_text("o")
+    assert sorted(path.name for path in folder.iterdir()) == [".wheelmill"]
+    assert not (tmp_path / "source").is_symlink()
+    assert (tmp_path / "source" / "made.o").read_text() == "o"
+    assert (tmp_path / "env" / "bin" / "python").read_text() == "old"
+
+
+def test_a_killed_builds_tree_comes_home(fixed: tuple[Sandbox, Path], tmp_path: Path) -> None:
+    """The next one that lays out finds the tree of a start that was killed, and brings it back."""
+    box, folder = fixed
+    for share in box.shares:
+        lay(share, folder)
+    assert (tmp_path / "source").is_symlink()
+    with laid_out(replace(box, shares=()), folder=folder):
+        assert (tmp_path / "source" / "x.cu").read_text() == "x"
+        assert not (tmp_path / "source").is_symlink()
+
+
+def test_a_command_in_real_folders(
+    fixed: tuple[Sandbox, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It begins in its folder with the fixed umask, and knows the fixed paths."""
+    monkeypatch.setattr(sandbox, "link_in", lambda _share: None)
+    box, _ = fixed
+    argv = box.enclose(["python", str(tmp_path / "source" / "setup.py")], cwd=tmp_path / "source")
+    script = 'umask 022 && cd "$0" && exec "$@"'
+    assert argv == ["/bin/sh", "-c", script, "/wheelmill/source", "python", "/wheelmill/source/setup.py"]
+    assert box.shut
+    assert box.see(tmp_path / "out" / "x") == Path("/wheelmill/out/x")
