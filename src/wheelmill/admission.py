@@ -16,8 +16,11 @@ GROWTH = 1.3
 """What a compile that was killed for memory is given next, against the larger of its use and its reservation."""
 ALONE_FROM = 3
 """From this run on a compile that is killed for memory runs alone."""
-NEARLY_ALL = 0.85
-"""The rest of what compiles may use is ninja's, python's and the page cache's."""
+OWN_PART, OWN_BYTES = 0.15, 1 << 29
+"""The larger of these, of what compiles may use, is ninja's, python's, the waiting gates' and the page cache's."""
+LONELY_SECONDS = 20.0
+"""Where nothing has run for so long, and somebody waits, only what is certain holds it back: other programs may keep
+what they have for ever, and a guess may be wrong (host code of which nothing is known counts 2.5 GiB)."""
 
 SETTLED_MARGIN = 1.15
 """CPU seconds vary by 10 % from run to run: the peak counts as passed this much later than last time."""
@@ -162,6 +165,8 @@ class Admission:
         self._running: dict[int, _Entry] = {}
         self._order: list[int] | None = []
         self._least = self._certain = self._spare = 0
+        self._idle_since: float | None = None
+        self._lonely = False
 
     @property
     def running(self) -> tuple[Running, ...]:
@@ -248,6 +253,7 @@ class Admission:
     def admit(self, now: float, room: Room) -> list[Verdict]:
         """Decide who starts now and who never can. Those let go run from now on; those refused are forgotten."""
         verdicts = self._refused(room)
+        self._note_idleness(now)
         self._spare = room.free_bytes - room.pending_bytes - self.pending_bytes
         queue = self._queue()
         if self._running and self._spare < min(self._least, room.hard_bytes):
@@ -342,6 +348,14 @@ class Admission:
             refused.append(Refuse(lease=lease, reason=reason + advice))
         return refused
 
+    def _note_idleness(self, now: float) -> None:
+        """Notice since when nothing runs though somebody waits."""
+        if self._running or not self._waiting:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        self._lonely = self._idle_since is not None and now - self._idle_since >= LONELY_SECONDS
+
     def _may_start(self, entry: _Entry, room: Room) -> int | None:
         """Give what to reserve, or None and leave the reason.
 
@@ -350,7 +364,8 @@ class Admission:
         """
         running = self._running
         need = min(entry.need, room.hard_bytes)
-        enough = max(entry.certain, min(need, int(NEARLY_ALL * room.hard_bytes)))
+        most = room.hard_bytes - max(OWN_BYTES, int(OWN_PART * room.hard_bytes))
+        enough = max(1, entry.certain, 0 if self._lonely else min(need, most))
         if not running and not room.pending_bytes and enough <= room.free_bytes:
             return min(need, room.free_bytes)
         if running and (entry.alone or any(other.alone for other in running.values())):

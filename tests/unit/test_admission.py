@@ -128,6 +128,40 @@ def test_one_waits_for_the_memory_of_others() -> None:
     assert gone(made.admit(0.0, room(20, free=9, pending=2))) == [0]
 
 
+def guessed(gibs: float) -> Prediction:
+    return needs(gibs, basis="default", certain_bytes=0)
+
+
+def test_in_a_small_limit_the_build_itself_counts() -> None:
+    """What the build's own programs hold, 0.15 GiB of 0.75, keeps no guess from running alone."""
+    made = account(guessed(2.5))
+    assert gone(made.admit(0.0, room(0.75, free=0.6))) == [0]
+    assert made.reserved_bytes == int(0.6 * GIB)
+
+
+def test_a_guess_does_not_wait_for_ever_for_other_programs() -> None:
+    """After 20 seconds in which nothing ran, a guess runs with what there is; what is certain waits still."""
+    made = account(guessed(6.0), needs(5.0, seconds=90.0))
+    small = room(8.0, free=4.0)
+    assert [gone(made.admit(now, small)) for now in (0.0, 10.0, 19.9)] == [[], [], []]
+    assert gone(made.admit(20.0, small)) == [0]
+    assert gone(made.admit(90.0, small)) == []
+    made.release(0)
+    assert [gone(made.admit(now, small)) for now in (91.0, 200.0)] == [[], []]
+    assert gone(made.admit(201.0, room(8.0, free=5.5))) == [1]
+
+
+def test_idleness_counts_from_the_end_of_the_last_one() -> None:
+    """One that comes while another runs waits its own 20 seconds after that."""
+    made = account(needs(3.0))
+    small = room(8.0, free=4.0)
+    assert gone(made.admit(0.0, small)) == [0]
+    made.want(1, guessed(6.0), 1.0)
+    assert gone(made.admit(100.0, small)) == []
+    made.release(0)
+    assert [gone(made.admit(now, small)) for now in (101.0, 120.9, 121.0)] == [[], [], [1]]
+
+
 def test_one_that_was_passed_over_too_often_is_waited_for() -> None:
     """Then no shorter one goes before it, until it fits."""
     made = account(needs(3, 500), needs(8, 100))
