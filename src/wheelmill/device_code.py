@@ -36,7 +36,7 @@ ARCH_NUMBERS = range(10, 10_000)
 COMPRESSION = {0: "", 0x2000: "lz4", 0x8000: "zstd"}
 """CUDA 12 compresses with LZ4, CUDA 13 with zstd."""
 
-MAX_ENTRIES = 1_000_000
+MAX_ENTRIES = 200_000
 """libtorch_cuda.so of torch 2.11 has 2789; a section of empty entries must not keep us busy for minutes."""
 MAX_UNPACKED = 1 << 31
 MAX_CONTENT = 1 << 27
@@ -331,6 +331,7 @@ def cubin_kernels(cubin: bytes) -> Iterator[bytes]:
     if each != ELF_SECTION.size or len(table) != each * count:
         return
     sections = list(ELF_SECTION.iter_unpack(table))
+    left = len(cubin)  # names that overlap without end would fill the memory
     for _, kind, _, _, offset, size, link, _, _, _ in sections:
         if kind != SYMTAB or link >= len(sections):
             continue
@@ -339,7 +340,11 @@ def cubin_kernels(cubin: bytes) -> Iterator[bytes]:
         symbols = cubin[offset : offset + size - size % ELF_SYMBOL.size]
         for name, info, other, _, _, _ in ELF_SYMBOL.iter_unpack(symbols[: len(symbols) // 24 * 24]):
             if info & 0xF == FUNCTION and other & ENTRY_POINT:
-                yield cubin[strings + name : max(cubin.find(b"\0", strings + name, end), 0)]
+                found = cubin[strings + name : max(cubin.find(b"\0", strings + name, end), 0)]
+                left -= len(found)
+                if left < 0:
+                    return
+                yield found
 
 
 def read_cubin(cubin: bytes, *, kernels: bool = False) -> Entry:

@@ -27,8 +27,12 @@ VERNEED_SIZE = 16
 MACHINE_OFFSET, CUDA = 18, 190
 """Where an ELF file says its machine, and the GPU's number: such a file is a cubin."""
 SYMBOL = struct.Struct("<IBBHQQ")
-MAX_TABLE = 1 << 28
-"""libtorch_cpu.so of torch 2.9.1 has 84 MB of names; more than this is no library's."""
+MAX_TABLE = 1 << 26
+"""libtorch_cpu.so of torch 2.9.1 has 5.5 MB of names; more than this is no library's."""
+MAX_TEXT = 1 << 20
+"""What all texts of the dynamic section, and all names of versions, may be long together: real ones have kilobytes."""
+SHARED_NAMES = 4
+"""How much longer names may be together than the table they stand in: linkers let one be the end of another."""
 HIDDEN_VERSION = 0x8000
 GNU_PROPERTY_ISA = 0xC0008002
 ISA_LEVELS = {2: "x86-64-v2", 4: "x86-64-v3", 8: "x86-64-v4"}
@@ -237,11 +241,16 @@ def dynamic_tags(elf: ELFFile) -> Iterator[tuple[str, str]]:
     wanted = {
         "DT_NEEDED": "needed", "DT_SONAME": "soname", "DT_RUNPATH": "runpath", "DT_RPATH": "rpath"
     }  # fmt: skip
+    left = MAX_TEXT
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
             for tag in section.iter_tags():
                 if name := wanted.get(tag.entry.d_tag):
-                    yield tag.entry.d_tag, str(getattr(tag, name))
+                    text = str(getattr(tag, name))
+                    left -= len(text)
+                    if left < 0:
+                        raise DeviceCodeError("its dynamic section has texts without end")
+                    yield tag.entry.d_tag, text
 
 
 def first(tags: Iterable[tuple[str, str]], wanted: str) -> str | None:
@@ -251,14 +260,15 @@ def first(tags: Iterable[tuple[str, str]], wanted: str) -> str | None:
 
 def needed_versions(elf: ELFFile) -> Iterator[tuple[int, str]]:
     """Give the symbol versions that other libraries must have, such as GLIBC_2.34, by their number in this file."""
+    left = MAX_TEXT
     for section in elf.iter_sections():
         if not isinstance(section, GNUVerNeedSection):
             continue
         budget = section["sh_size"] // VERNEED_SIZE  # the links of a damaged table may go round in circles
         for _, auxiliaries in section.iter_versions():
             for auxiliary in auxiliaries:
-                budget -= 1
-                if budget < 0:
+                budget, left = budget - 1, left - len(auxiliary.name)
+                if budget < 0 or left < 0:
                     raise DeviceCodeError("the table of needed versions goes round in circles")
                 yield auxiliary.entry["vna_other"], str(auxiliary.name)
 
@@ -291,16 +301,20 @@ def symbols(elf: ELFFile, numbered: Mapping[int, str]) -> Symbols:
         strings = table_of(elf.get_section(section["sh_link"]))
         rows = table_of(section)
         wanted = version_numbers(elf, len(rows) // SYMBOL.size)
+        left = SHARED_NAMES * len(strings) + len(rows)
         for index, (name, info, other, where, _, _) in enumerate(SYMBOL.iter_unpack(whole(rows, SYMBOL.size))):
             binding = info >> 4
+            text = string_at(strings, name) if binding else ""
+            left -= len(text)
+            if left < 0:
+                raise DeviceCodeError("its table of symbols has names that overlap without end")
             if where == 0 and binding in {1, 2} and name:
-                text = string_at(strings, name)
                 if binding == 1:
                     undefined.add(text)
                 if version := numbered.get(wanted[index] & ~HIDDEN_VERSION):
                     versions[text] = version
             elif where and binding and other & 3 in {0, 3}:
-                exported.add(string_at(strings, name))
+                exported.add(text)
     return Symbols(undefined=frozenset(undefined), exported=frozenset(exported), versions=versions)
 
 

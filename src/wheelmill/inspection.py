@@ -271,6 +271,8 @@ def look_at(archive: ZipFile, info: ZipInfo, look: Look) -> Seen:
     elf, damage = None, ""
     try:
         elf = skimmer.read(info.filename, info.file_size, lambda: archive.open(info), ear)
+        if ear.total != info.file_size:
+            raise BadZipFile(f"{info.filename} unpacks to {ear.total} bytes, not {info.file_size}")
     except (DeviceCodeError, *ZIP_ERRORS) as error:
         if not look.tolerant:
             raise
@@ -289,10 +291,12 @@ class Ear:
         self.algorithm, self.digest = algorithm, hashlib.new(algorithm)
         self.needles, self.tail = list(needles), b""
         self.found: list[str] = []
+        self.total = 0
 
     def __call__(self, chunk: bytes) -> None:
         """Take one piece."""
         self.digest.update(chunk)
+        self.total += len(chunk)
         if not self.needles:
             return
         text = self.tail + chunk

@@ -8,9 +8,10 @@ then has to confirm every one of them, else the file is read once more, in full.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, BinaryIO, cast
 
-from .device_code import FATBIN, MAGIC, Region, fat_binary
+from .device_code import FATBIN, MAGIC, MAX_ENTRIES, Region, fat_binary
 from .elf import MAGIC as ELF_MAGIC
 from .elf import ElfFacts, Hole, MisplacedDeviceCodeError, cubin_facts, is_cubin, read_elf
 from .errors import DeviceCodeError
@@ -100,7 +101,7 @@ def skim_holes(window: Window, size: int, *, kernels: bool) -> tuple[Hole, ...]:
     """
     holes: list[Hole] = []
     region = Region(stream=cast("BinaryIO", window), start=0, size=size)
-    position = 0
+    position = count = 0
     while (start := window.find(position)) >= 0:
         window.drop(start)
         head = region.at(start, FATBIN.size)
@@ -110,9 +111,12 @@ def skim_holes(window: Window, size: int, *, kernels: bool) -> tuple[Hole, ...]:
             continue
         window.hole = start + header + length
         try:
-            entries = tuple(fat_binary(region, start, kernels=kernels))
+            entries = tuple(islice(fat_binary(region, start, kernels=kernels), MAX_ENTRIES - count))
         except DeviceCodeError as error:
             raise LostBytesError(str(error)) from error
+        count += len(entries)
+        if count >= MAX_ENTRIES:
+            raise LostBytesError(f"device code at offset {start}: more entries than any file has")
         holes.append(Hole(start=start, end=window.hole, entries=entries))
         position = window.hole
     window.drop(size)
@@ -165,6 +169,8 @@ class Skimmer:
         with self.scratch(path) as sink:
             window = Window(source=source, sink=sink, hear=hear, kept=bytearray())
             holes = skim_holes(window, size, kernels=self.kernels)
+            if window.base != size:  # a size that is only claimed would make a sparse file of any length
+                raise DeviceCodeError(f"{path}: it has {window.base} bytes, and should have {size}")
             sink.truncate(size)
             sink.flush()
             return read_elf(sink, path, holes=holes, kernels=self.kernels)

@@ -433,7 +433,9 @@ def requirements(inspection: Inspection, expectation: Expectation) -> Iterator[F
             fine=f"METADATA requires {wanted}",
             advice="Beside another torch it would fail at import; build it again, so that the stamp is right.",
         )
-    elif linked and not pins(found) and canonicalize_name(inspection.name) != "torch":
+    elif not linked or canonicalize_name(inspection.name) == "torch":
+        return
+    elif not pins(found):
         yield Finding(
             id="requires-torch",
             status="warn",
@@ -441,7 +443,7 @@ def requirements(inspection: Inspection, expectation: Expectation) -> Iterator[F
             message=f"it is linked to torch's libraries, and METADATA requires {found}",
             advice="Installers will put it beside any torch; unless it keeps to torch's stable ABI it fails at import.",
         )
-    elif linked:
+    else:
         message = f"METADATA requires {found}"
         yield Finding(id="requires-torch", status="ok", subject=inspection.name, message=message, advice="")
 

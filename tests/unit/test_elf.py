@@ -121,9 +121,7 @@ def test_reads_everything() -> None:
         exported=frozenset({"PyInit__C", "inline_thing"}),
         stripped=True,
         device_code=Census(sass={"sm_80": 1, "sm_100": 2}),
-        requires=frozenset(
-            {"GLIBC_2.2.5", "GLIBC_2.34", "GLIBC_2.4", "GLIBCXX_3.4.9", "GLIBCXX_3.4.30", "CXXABI_1.3"}
-        ),
+        requires=frozenset({"GLIBC_2.2.5", "GLIBC_2.34", "GLIBC_2.4", "GLIBCXX_3.4.9", "GLIBCXX_3.4.30", "CXXABI_1.3"}),
     )
 
 
@@ -236,3 +234,17 @@ def test_damage_is_read_or_refused(data: st.DataObject) -> None:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(DeviceCodeError):
         read(bytes(damaged))
+
+
+def test_names_that_overlap_without_end() -> None:
+    """A table of symbols whose names are all ends of one long text would fill the memory."""
+    rows = bytes(24) + b"".join(struct.pack("<IBBHQQ", 1 + n, GLOBAL << 4, 0, 0, 0, 0) for n in range(100))
+    strings = (".dynstr", STRTAB, b"\0" + b"x" * 30_000, 0, 0, 0)
+    with pytest.raises(DeviceCodeError, match="names that overlap without end"):
+        read(elf_with(strings, (".dynsym", DYNSYM, rows, 1, 1, 24)))
+
+
+def test_texts_without_end() -> None:
+    """Many long run paths, too."""
+    with pytest.raises(DeviceCodeError, match="texts without end"):
+        read(library(tags=tuple((NEEDED, "x" * 60_000) for _ in range(20))))

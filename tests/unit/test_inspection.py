@@ -243,3 +243,15 @@ def test_one_pass_finds_digests_patterns_and_damage(tmp_path: Path) -> None:
     assert list(found.damage) == ["demo/c.txt"]
     assert found.digests["demo/a.txt"] == f"sha256={urlsafe_b64encode(sha256(text).digest()).rstrip(b'=').decode()}"
     assert found.elf[0].device_code.sass == {"sm_100": 1}
+
+
+@pytest.mark.parametrize("member", ["demo/a.py", "demo/b.so"])
+def test_a_size_that_is_only_claimed(member: str, tmp_path: Path) -> None:
+    """An archive may say that a member of some bytes has gigabytes: no file of that length is made."""
+    path = wheel_at(tmp_path, {"demo/a.py": "x", "demo/b.so": library(100)})
+    data = path.read_bytes()
+    place = data.index(member.encode(), data.index(b"PK\1\2")) - 46
+    path.write_bytes(data[: place + 24] + b"\xf0\xff\xff\xef" + data[place + 28 :])
+    with pytest.raises(VerifyError, match=r"4026531824"):
+        inspect_wheel(path)
+    assert list(inspect_wheel(path, look=Look(tolerant=True)).damage) == [member]
