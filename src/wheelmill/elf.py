@@ -31,6 +31,8 @@ MAX_TABLE = 1 << 26
 """libtorch_cpu.so of torch 2.9.1 has 5.5 MB of names; more than this is no library's."""
 MAX_TEXT = 1 << 20
 """What all texts of the dynamic section, and all names of versions, may be long together: real ones have kilobytes."""
+MAX_SECTIONS = 2000
+"""Linked files have some forty; object files may have one for each function."""
 SHARED_NAMES = 4
 """How much longer names may be together than the table they stand in: linkers let one be the end of another."""
 HIDDEN_VERSION = 0x8000
@@ -124,7 +126,9 @@ def read_elf(stream: BinaryIO, path: str, *, holes: Sequence[Hole] | None = None
 
 
 def check_extents(elf: ELFFile, size: int) -> None:
-    """Refuse sections outside the file: pyelftools would walk a table as long as a header claims."""
+    """Refuse sections outside the file, or without number: pyelftools would walk a table as long as a header claims."""
+    if elf["e_type"] != "ET_REL" and elf.num_sections() > MAX_SECTIONS:
+        raise DeviceCodeError(f"it has {elf.num_sections()} sections, more than any linked file")
     for section in elf.iter_sections():
         if section["sh_type"] != "SHT_NOBITS" and section["sh_offset"] + section["sh_size"] > size:
             raise DeviceCodeError(f"section {section.name} reaches beyond the end of the file")

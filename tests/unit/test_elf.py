@@ -248,3 +248,9 @@ def test_texts_without_end() -> None:
     """Many long run paths, too."""
     with pytest.raises(DeviceCodeError, match="texts without end"):
         read(library(tags=tuple((NEEDED, "x" * 60_000) for _ in range(20))))
+
+
+def test_sections_without_number() -> None:
+    """A table of thousands of sections is no linker's."""
+    with pytest.raises(DeviceCodeError, match="it has 3002 sections, more than any linked file"):
+        read(elf_with(*((f".s{n}", PROGBITS, b"", 0, 0, 0) for n in range(3000))))
