@@ -33,9 +33,12 @@ def main() -> Never:
 
 def run(words: list[str]) -> int:
     """Run a command; the parser's own exits (--help, a bad option) become a status."""
-    from .cli import main as command_line  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
+    from .options import Options, make_parser  # noqa: PLC0415 - Ctrl-C during the imports is an interruption, too
 
     try:
+        make_parser().parse_args(words, Options())  # --help and mistyped options end here, before the rest is loaded
+        from .cli import main as command_line  # noqa: PLC0415
+
         return command_line(words)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0

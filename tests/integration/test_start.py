@@ -17,3 +17,18 @@ def test_the_command_line_loads_no_network_library() -> None:
     done = SystemRunner().run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)})
     assert HEAVY.isdisjoint(done.stdout.split())
     assert "wheelmill" in done.stdout.split()
+
+
+def test_help_loads_the_words_alone() -> None:
+    """What builds takes half a second to load; whoever asks for help or mistypes does not wait for it."""
+    code = (
+        "import sys; from wheelmill.__main__ import run; status = run(['build', '--help']); "
+        "print('MODULES', *sorted(sys.modules)); raise SystemExit(status)"
+    )
+    done = SystemRunner().run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)})
+    modules = done.stdout.rpartition("MODULES ")[2].split()
+    assert {name for name in modules if name.startswith("wheelmill.")} == {
+        "wheelmill.__main__",
+        "wheelmill.errors",
+        "wheelmill.options",
+    }

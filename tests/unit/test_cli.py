@@ -4,13 +4,13 @@ import errno
 import json
 import re
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import write_catalog
 
 from wheelmill import cli
+from wheelmill import options as words
 from wheelmill._console import make_console
 from wheelmill._process import SystemRunner
 from wheelmill.errors import EXIT_STATUS, UsageError
@@ -139,7 +139,7 @@ def test_trouble_of_the_system_is_a_report(
     def refuse(_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/cache/x")
 
-    monkeypatch.setitem(cli.COMMANDS, "gc", replace(cli.COMMANDS["gc"], run=refuse))
+    monkeypatch.setitem(cli.RUN, "gc", refuse)
     status, _, err = run(capsys, "gc", "--recipes", str(recipes))
     assert status == 5
     assert err.startswith("error: /cache/x: Permission denied\n")
@@ -148,7 +148,7 @@ def test_trouble_of_the_system_is_a_report(
     def gone(_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setitem(cli.COMMANDS, "gc", replace(cli.COMMANDS["gc"], run=gone))
+    monkeypatch.setitem(cli.RUN, "gc", gone)
     with pytest.raises(BrokenPipeError):
         run(capsys, "gc", "--recipes", str(recipes))
 
@@ -171,7 +171,7 @@ def test_a_bad_epoch_is_named(
     assert "SOURCE_DATE_EPOCH='yesterday'" in err
 
 
-@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+@pytest.mark.parametrize("command", sorted(words.COMMANDS))
 def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--help shows examples and the exit statuses."""
     with pytest.raises(SystemExit) as caught:
@@ -381,7 +381,7 @@ def test_an_interruption_is_reported_as_any_failure(
     def interrupted(_: cli.Session) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "limits", replace(cli.COMMANDS["limits"], run=interrupted))
+    monkeypatch.setitem(cli.RUN, "limits", interrupted)
     status, out, err = run(capsys, "limits", "--json")
     advice = "Run the same command again: finished objects are reused."
     assert status == 130
@@ -407,8 +407,8 @@ def test_every_advice_names_a_command_that_there_is() -> None:
     """Whoever follows the last line of a report must not meet another error."""
     package = Path(cli.__file__).parent
     for path in sorted(package.glob("*.py")):
-        words = re.findall(r"`wheelmill ([a-z-]+)", path.read_text("utf-8"))
-        assert set(words) <= set(cli.COMMANDS), path.name
+        named = re.findall(r"`wheelmill ([a-z-]+)", path.read_text("utf-8"))
+        assert set(named) <= set(words.COMMANDS), path.name
 
 
 def test_install_names_what_is_missing_and_how_to_build_it(
@@ -435,3 +435,12 @@ def test_lock_check_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "lock", "cu130", "--check", "--json", "--recipes", str(Path(__file__).parents[2] / "recipes")
     )
     assert (status, json.loads(out)) == (0, {"schema": 1, "changed": []})
+
+
+def test_the_words_fit_what_runs() -> None:
+    """Each command has words and runs something; what stands in two places is the same."""
+    from wheelmill import catalog, redist
+
+    assert set(cli.RUN) == set(words.COMMANDS)
+    assert words.DEFAULT_STACK == catalog.DEFAULT_STACK
+    assert words.REDIST_VARIABLE == redist.VARIABLE

@@ -7,8 +7,9 @@ import pytest
 
 from wheelmill import errors
 from wheelmill.catalog import DEFAULT_STACK, load_catalog
-from wheelmill.cli import COMMANDS, LATER
+from wheelmill.cli import LATER
 from wheelmill.errors import EXIT_STATUS, WheelmillError
+from wheelmill.options import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "wheelmill"
 ORDER = """
-errors _validate arch recipe toolkit_recipe stack lock catalog derivation knobs limits resources peaks admission simulation plan
+errors options _validate arch recipe toolkit_recipe stack lock catalog derivation knobs limits resources peaks admission simulation plan
 records excerpt rulebook remedies diagnosis device_code elf skim _process _console runtime roster tenancy watch store places wire fetch _uv source carry packing archive wheel_file splice inspection interpreter nvml toolkit redist cgroups account charge governor shims sandbox environment
 preflight doctor surroundings lint configuration build resume following repair platforms symbols provenance sbom attest verify compare wheelhouse explain gc index install genuine installed resolve pipeline again rebuild published measure cli __main__
 """.split()  # noqa: SIM905 - one line of text reads better than forty lines of list
