@@ -172,7 +172,7 @@ def staged(
         for name in ("new", "old"):
             (staging / name).mkdir()
         new = staging / "new"
-        copied = copy(wheel, new / wheel.name)
+        copied = take(wheel, new / wheel.name, root=root)
         digest, size = digest_of(copied), copied.stat().st_size
         check_same(wheel, build_record.get("sha256", digest), digest)
         document = {**build_record, "sha256": digest, "size": size, "wheel": wheel.name}
@@ -252,6 +252,14 @@ def recover(root: Path) -> None:
     for staging in sorted(root.glob(f"{STAGING_PREFIX}*")):
         undo(root, staging)
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def take(source: Path, target: Path, *, root: Path) -> Path:
+    """Take in a wheel: one that was written inside of the wheelhouse for it is linked, others are copied."""
+    if root.resolve() in source.resolve().parents:
+        os.link(source, target)
+        return target
+    return copy(source, target)
 
 
 def copy(source: Path, target: Path) -> Path:

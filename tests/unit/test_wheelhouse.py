@@ -279,3 +279,16 @@ def test_the_provenance_lies_beside_its_wheel(house: Wheelhouse, verified: Calla
     again = house.enter(verified(b"other bytes"), build_record={"drv": "d1"}, log=log)
     assert again.sha256 != entry.sha256
     assert not again.proof.exists()
+
+
+def test_a_wheel_written_inside_is_taken_without_a_copy(tmp_path: Path) -> None:
+    """A repair writes into a hidden folder of the wheelhouse: half a gigabyte is not copied once more."""
+    root = tmp_path / "house"
+    (root / ".repairing").mkdir(parents=True)
+    wheel, log = root / ".repairing" / "demo-1.0-py3-none-any.whl", tmp_path / "log"
+    wheel.write_bytes(b"wheel")
+    log.write_text("")
+    inode = wheel.stat().st_ino
+    entry = Wheelhouse(root=root).enter(wheel, build_record={"drv": "d"}, log=log)
+    wheel.unlink()
+    assert (entry.wheel.read_bytes(), entry.wheel.stat().st_ino) == (b"wheel", inode)
