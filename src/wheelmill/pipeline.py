@@ -881,10 +881,11 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
     stack = derivations[0].stack
     problems: dict[str, str] = {}
     items = []
+    look = looked_once(tools)
     limits = tools.elsewhere()
     for derivation in derivations:
         try:
-            chosen = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
+            chosen = look(derivation)
             toolkit = ToolkitSummary(cuda=chosen.cuda, nvcc=chosen.nvcc_version, provider=chosen.provider)
             if differs := minor_mismatch(chosen, need_of(derivation), tools.machine):
                 problems[differs] = SAME_RELEASE.format(cuda=stack.cuda)
@@ -917,6 +918,25 @@ def plan(selections: Sequence[Selection], tools: Tools, *, with_prebuilt: bool, 
         prebuilt=tuple(stack.prebuilt.values()) if with_prebuilt else (),
         problems=tuple({"message": message, "advice": advice} for message, advice in problems.items()),
     )
+
+
+def looked_once(tools: Tools) -> Callable[[Derivation], Toolkit]:
+    """Look for a toolkit once for all that need the same: each of the machine's is run and asked, found or not."""
+    known: dict[tuple[str, tuple[Arch, ...]], Toolkit | ToolkitError] = {}
+
+    def look(derivation: Derivation) -> Toolkit:
+        key = (derivation.stack.name, derivation.archs)
+        if key not in known:
+            try:
+                known[key] = choose(need_of(derivation), tools.machine, given=tools.cuda_home)
+            except ToolkitError as error:
+                known[key] = error
+        found = known[key]
+        if isinstance(found, ToolkitError):
+            raise found
+        return found
+
+    return look
 
 
 def fetch_all(derivations: Sequence[Derivation], tools: Tools) -> None:
