@@ -71,6 +71,7 @@ ATTEMPTS = {
     "link into uv's cache": lambda: link(f"{SITE}/torch/__init__.py"),
     "change the compiler": lambda: write("/wheelmill/shims/bin/gcc"),
     "change the toolkit": lambda: write("/wheelmill/cuda/include/cuda.h"),
+    "poison another recipe's objects": lambda: write("/wheelmill/objects/../torch-cuda-ext/poison"),
     "look into init": lambda: [os.readlink(f"/proc/1/fd/{name}") for name in os.listdir("/proc/1/fd")],
     "write init's journal": lambda: [write(f"/proc/1/fd/{name}") for name in os.listdir("/proc/1/fd")],
     "read init's environment": lambda: read("/proc/1/environ"),
