@@ -70,6 +70,8 @@ DOORS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "lock": (("lock",), "Resolve and hash a stack's requirements: `nox -s lock -- cu130 [--check]`."),
     "fetch": (("fetch",), "Get every pinned input: `nox -s fetch -- flash-attn --stack cu130`."),
+    "rebuild": (("rebuild",), "Build a wheel again from what it carries, and compare: `nox -s rebuild -- WHEEL`."),
+    "why": (("why",), "Say which inputs of two builds differ: `nox -s why -- A B`, or `nox -s why -- NAME`."),
     "inspect": (("inspect",), "Show what is in a wheel or a library."),
     "repair": (("repair",), "Put any wheel right: `nox -s repair -- WHEEL --stack cu128`."),
     "diagnose": (("diagnose",), "Name the root cause of a build's log: `nox -s diagnose -- build.log`."),

@@ -86,6 +86,7 @@ def test_the_nox_doors_lead_to_commands() -> None:
     assert sessions == {
         *("build", "build-flash-attn", "build-vllm", "build-stack", "plan", "doctor", "verify", "verify-stack"),
         *("lock", "release", "tests", "integration", "lint", "types", "docs"),
+        *("rebuild", "why"),
         *("fetch", "inspect", "repair", "diagnose", "install", "index", "limits", "gc", "ps", "stop", "log", "measure"),
     }
 
