@@ -1,5 +1,6 @@
 """Again: the same derivation built once more, in folders of its own with an empty object cache, and compared."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -79,12 +80,15 @@ def build_again(
 def alone(derivation: Derivation, tools: Tools, label: str) -> Iterator[Tools]:
     """Give a build folders that it shares with none: no tree of an earlier start, an empty object cache.
 
-    They are removed when the block ends well; after a failure the log is in them.
+    They are removed when the block ends well; after a failure the log is in them. Their lock tells gc that they are
+    in use.
     """
     folder = tools.runtime.directories.rebuilds / f"{derivation.drv[:12]}-{label}-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     directories = replace(tools.runtime.directories, fresh=folder)
-    yield replace(tools, runtime=replace(tools.runtime, directories=directories))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield replace(tools, runtime=replace(tools.runtime, directories=directories))
     shutil.rmtree(folder, ignore_errors=True)
 
 

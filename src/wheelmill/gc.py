@@ -26,11 +26,16 @@ def collect(directories: Directories, *, everything: bool) -> Iterator[Freed]:
     fetched again, unless a build runs.
     """
     running = False
-    for place in (*folders(directories.builds), *rebuilds(directories.rebuilds)):
+    for place in folders(directories.builds):
         with held(place / "lock") as ours:
             running |= not ours
             if ours:
                 yield removed(place)
+    for place in folders(directories.rebuilds):
+        if any(is_held(lock) for pattern in ("lock", "*/*/lock") for lock in sorted(place.glob(pattern))):
+            running = True
+        else:
+            yield removed(place)
     if everything and not running:
         for root in (directories.environments, directories.toolkits, directories.objects, directories.store):
             # what an interrupted gc left under its other name goes too
@@ -39,9 +44,10 @@ def collect(directories: Directories, *, everything: bool) -> Iterator[Freed]:
             )
 
 
-def rebuilds(root: Path) -> list[Path]:
-    """List the work folders of rebuilds, then what is around them: their object caches, a wheel that was kept."""
-    return [place for run in folders(root) for place in (*folders(run / "builds"), run)]
+def is_held(lock: Path) -> bool:
+    """Say whether somebody holds a lock."""
+    with held(lock) as ours:
+        return not ours
 
 
 def folders(root: Path) -> list[Path]:

@@ -64,3 +64,16 @@ def test_what_goes_is_renamed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_no_cache_is_no_error(tmp_path: Path) -> None:
     """Where nothing was built there is nothing to free."""
     assert list(collect(Directories(cache=tmp_path / "none", wheelhouse=tmp_path), everything=True)) == []
+
+
+def test_a_running_rebuild_keeps_its_folders(tmp_path: Path) -> None:
+    """Those of a rebuild that ended badly go, and a wheel that was kept to be looked at; a running one stays."""
+    directories = cache(tmp_path)
+    for name in ("done", "kept", "far/away/running"):
+        (directories.rebuilds / name / "objects").mkdir(parents=True)
+    (directories.rebuilds / "done" / "lock").touch()
+    with (directories.rebuilds / "far/away/running/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [each.path.name for each in collect(directories, everything=True)] == ["a", "b", "done", "kept"]
+    assert (directories.rebuilds / "far/away/running/objects").is_dir()
+    assert (directories.environments / "x" / "file").exists()
