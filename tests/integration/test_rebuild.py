@@ -8,6 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -251,3 +252,29 @@ def test_real_folders_give_the_same_code(mill: Mill, tmp_path: Path) -> None:
         "wheelmill.cdx.json",
         "wheelmill.json",
     }
+
+
+def test_recipes_that_are_not_committed_are_told(tmp_path: Path) -> None:
+    """The commit that the recipes lie in; a change of recipe, stack or patch makes it dirty, anything else does not."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit"))
+    from samples import write_catalog
+
+    from wheelmill._process import SystemRunner
+    from wheelmill.catalog import load_catalog
+    from wheelmill.derivation import Selection, instantiate
+    from wheelmill.pipeline import origin_of
+
+    recipes = write_catalog(tmp_path)
+    derivation = instantiate(load_catalog((recipes,)), Selection(name="demo", stack="cu130"))
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    tools = SimpleNamespace(runtime=SimpleNamespace(env=env), runner=SystemRunner())
+    assert origin_of(derivation, tools).to_json() == {"commit": None, "dirty": False}
+    for words in (["init", "-q"], ["add", "recipes", "patches"], ["commit", "-q", "-m", "x"]):
+        named = ["-c", "user.name=x", "-c", "user.email=x@example.invalid"]
+        subprocess.run(["git", "-C", str(tmp_path), *named, *words], check=True, env=env)
+    (tmp_path / "notes.txt").write_text("x")
+    clean = origin_of(derivation, tools)
+    assert (len(clean.commit), clean.dirty) == (40, False)
+    patch = tmp_path / "patches" / "demo" / "1.0" / "0001-why.patch"
+    patch.write_text(patch.read_text() + "\n")
+    assert origin_of(derivation, tools).dirty
