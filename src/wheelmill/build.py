@@ -340,7 +340,9 @@ def build_wheel(
             except (pypa_build.BuildBackendException, pypa_build.BuildException) as error:
                 append_refusals(place)
                 if governor.broken is not None:  # every compile after that failed for no reason of its own
-                    raise WheelmillError(f"the governor broke: {governor.broken!r}\n  log: {place.log}") from error
+                    failure = governor.failure()
+                    failure.message += f"\n  log: {place.log}"
+                    raise failure from error
                 verdict = diagnose(blocks(place.log, said_before), surroundings=lambda: around(equipment, derivation))
                 ended = recorded(place.records)[before:]
                 failure = unfit(governor.refusals, place) or explained(error, ended, verdict, place)

@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import Literal, Self
 
 from .account import Foresight, Means, Terms, read_room
 from .admission import Admission, Go, Verdict
 from .cgroups import Group, end_stray, strays
 from .charge import Charge, humble
-from .errors import EnvironmentUnfitError, WheelmillError
-from .records import VANISHED, Begun, CompileSummary, Event, Ledger, real
+from .errors import EnvironmentUnfitError, WheelmillError, of_system
+from .records import VANISHED, Begun, CompileSummary, Event, Ledger, RecordSink, real
 from .resources import gib
 from .roster import Lease, Seated
 
@@ -117,7 +117,7 @@ class Governor:
         self._origin = self.clock()
         self._epoch = time.time()
         """When our own clock was at zero, as the roster tells time."""
-        self._sink: IO[str] = self.record.open("a", encoding="utf-8", newline="\n")
+        self._sink = RecordSink(self.record)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(os.fspath(self.socket_path))
         # Root inside the sandbox is an unprivileged user to us; its directory guards the socket.
@@ -141,7 +141,13 @@ class Governor:
         self._wake.close()
         self._woken.close()
         if self.broken is not None and error is None:
-            raise WheelmillError(f"the governor broke: {self.broken!r}") from self.broken
+            raise self.failure() from self.broken
+
+    def failure(self) -> WheelmillError:
+        """Say what broke the server: a full disk is not its fault."""
+        if isinstance(self.broken, OSError):
+            return of_system(self.broken, cache=self.record)
+        return WheelmillError(f"the governor broke: {self.broken!r}")
 
     def summary(self) -> CompileSummary:
         """Give the totals so far."""
@@ -184,7 +190,8 @@ class Governor:
             self._tell_all()
             self._answer_all()
         for peer in list(self._peers.values()):
-            self._drop(peer)
+            with suppress(Exception):  # what broke may break again; every peer must still hear that we are gone
+                self._drop(peer)
         with suppress(Exception):
             self._tell_all()
         self._selector.close()
@@ -355,8 +362,7 @@ class Governor:
         with self._lock:
             record = self.ledger.end(peer.id, status, self._now())
         if record is not None:
-            self._sink.write(json.dumps(asdict(record), ensure_ascii=True, separators=(",", ":")) + "\n")
-            self._sink.flush()
+            self._sink.write(json.dumps(asdict(record), ensure_ascii=True, separators=(",", ":")))
             running, waiting = len(self.admission.running), len(self.admission.waiting)
             self._events.append(
                 Event(

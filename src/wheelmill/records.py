@@ -5,6 +5,7 @@ and from what it measured itself.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -342,6 +343,33 @@ def real(message: Mapping[str, object], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{key} is not a number")  # noqa: TRY004 - as for strings
     return float(value)
+
+
+class RecordSink:
+    """Appends whole lines to a file: what a crash or a full disk has cut short is taken back.
+
+    A line after half a line would be neither, and nobody could go on with the rest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it; OSError where that cannot be."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        content = path.read_bytes()
+        os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+
+    def write(self, line: str) -> None:
+        """Add a line, all of it or nothing; OSError where it cannot be written."""
+        size, rest = os.fstat(self._descriptor).st_size, line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            os.ftruncate(self._descriptor, size)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
 
 
 def read_records(path: Path) -> tuple[CompileRecord, ...]:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from machines import GIB, Computer
 
 from wheelmill.account import Foresight, Terms, read_room
 from wheelmill.cgroups import Usage
-from wheelmill.errors import EnvironmentUnfitError, WheelmillError
+from wheelmill.errors import DiskFullError, EnvironmentUnfitError, WheelmillError
 from wheelmill.governor import Governor
 from wheelmill.limits import Limits
 from wheelmill.peaks import Peaks, Sample, Unit
@@ -238,6 +239,29 @@ def test_what_breaks_the_server_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(WheelmillError, match=r"the governor broke: RuntimeError\('no console'\)"):
         governor.__exit__(None, None, None)
+
+
+def test_a_full_disk_ends_every_compile_and_is_named(tmp_path: Path) -> None:
+    """A record that finds no room ends the server: launchers hear that, none waits for ever, and the disk is at fault."""
+    governor = Computer().governor(tmp_path)
+    governor.__enter__()
+
+    def full(_line: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    governor._sink.write = full  # type: ignore[method-assign]
+    with Client(governor.socket_path) as one, Client(governor.socket_path) as two, Client(governor.socket_path) as gate:
+        for launcher in (one, two):
+            number = launcher.ask(BEGIN)["id"]
+        gate.say({"op": "want", "id": number})
+        one.say({"op": "end", "exit": 1})
+        assert one.file.readline() == two.file.readline() == b""
+        governor._thread.join(5)
+    assert not governor.socket_path.exists()
+
+    with pytest.raises(DiskFullError) as caught:
+        governor.__exit__(None, None, None)
+    assert str(caught.value) == f"no room left on the disk of {governor.record}"
 
 
 # Memory

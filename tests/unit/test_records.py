@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wheelmill.errors import WheelmillError
-from wheelmill.records import CompileSummary, Course, Ledger, read_records, settled
+from wheelmill.records import CompileSummary, Course, Ledger, RecordSink, read_records, settled
 
 BEGIN: dict[str, object] = {
     "op": "begin",
@@ -127,6 +129,38 @@ def test_records_survive_a_cut_off_line(tmp_path: Path) -> None:
     (tmp_path / "r").write_text(line + line[:40], "utf-8")
 
     assert len(read_records(tmp_path / "r")) == 1
+
+
+def test_the_next_record_is_not_written_behind_half_a_line(tmp_path: Path) -> None:
+    """Half a line of a killed build is taken back before anything is added."""
+    path = tmp_path / "r"
+    line = json.dumps(asdict(finished(Ledger(), gate=True)))
+    for before in ("", line[:40], f"{line}\n", f"{line}\n{line[:40]}"):
+        path.write_text(before, "utf-8")
+        sink = RecordSink(path)
+        sink.write(line)
+        sink.close()
+        assert path.read_text("utf-8") == f"{line}\n" * (before.count("\n") + 1)
+
+
+def test_half_a_record_is_taken_back_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a line, or nothing of it."""
+    path, real = tmp_path / "r", os.write
+    sink = RecordSink(path)
+    sink.write("one")
+
+    def short(descriptor: int, content: bytes) -> int:
+        if len(content) < 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, content[:3])
+
+    monkeypatch.setattr("wheelmill.records.os.write", short)
+    with pytest.raises(OSError, match="No space left on device"):
+        sink.write("second")
+    monkeypatch.undo()
+    sink.write("two")
+    sink.close()
+    assert path.read_text("utf-8") == "one\ntwo\n"
 
 
 @pytest.mark.parametrize(
