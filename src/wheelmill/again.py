@@ -40,8 +40,10 @@ def in_rounds(derivation: Derivation, tools: Tools, house: Wheelhouse, *, rounds
         proof = built.wheel.with_name(built.wheel.name + PROOF_SUFFIX).read_bytes()
         entry = house.enter(built.wheel, build_record={**record, "rounds": rounds}, log=log, proof=proof)
     label = derivation.index_label
-    write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
+    folder = write_index(house.root, label, [each.wheel for each in house.entries() if each.index == label])
     tools.report.step(f"{rounds} rounds gave the same bytes: {entry.wheel.name}")
+    pin = f"{derivation.name}=={derivation.full_version}"
+    tools.report.note(f'pip install --no-deps --only-binary :all: --index-url {folder.as_uri()} "{pin}"')
     return replace(built, wheel=entry.wheel)
 
 
