@@ -11,7 +11,6 @@ from .cgroups import Group
 from .peaks import Sample, Unit
 from .records import Course, How, real, settled
 
-SIGKILL, KILLED = 9, 128 + 9
 NICE = 10
 OOM_SCORE = 900
 
@@ -61,11 +60,10 @@ class Charge:
             peak = max(peak, usage.peak_bytes)
             oom = usage.oom_kills > 0 if exact else oom
             self.group.close()
-        died = int(real(report, "signal")) == SIGKILL or status == KILLED
         why: Literal["pressure", "oom"] | None = None
-        if died and self.killed:
+        if status and self.killed:
             why = "pressure"
-        elif died and oom:
+        elif status and oom:  # whatever the status: g++ ends with 1 where the kernel has killed its cc1plus
             why = "oom"
         settled_at, tail = settled(self.samples, peak)
         course = Course(

@@ -319,10 +319,14 @@ def test_what_can_never_fit_is_refused(tmp_path: Path) -> None:
     assert governor.refusals == [f"csrc/a.cu: {answer['message']}"]
 
 
+@pytest.mark.parametrize("status", [137, 1])
 @pytest.mark.parametrize(("killed_by", "outcome"), [("pressure", "pressure_kills"), ("oom", "oom_kills")])
-def test_a_compile_killed_for_memory_runs_again(tmp_path: Path, killed_by: str, outcome: str) -> None:
-    """The build system hears nothing of it: the gate is told to run the same compile once more."""
-    computer, died = Computer(memory=20 * GIB), {**DONE, "exit": 137, "signal": 0}
+def test_a_compile_killed_for_memory_runs_again(tmp_path: Path, killed_by: str, outcome: str, status: int) -> None:
+    """The build system hears nothing of it: the gate is told to run the same compile once more.
+
+    g++ itself ends with 1 where its cc1plus was killed.
+    """
+    computer, died = Computer(memory=20 * GIB), {**DONE, "exit": status, "signal": 0}
     with computer.governor(tmp_path, 8, foresight=foresight(a=2, b=2)) as governor:
         path = governor.socket_path
         with Client(path) as one, Client(path) as two, Client(path) as old, Client(path) as young:
