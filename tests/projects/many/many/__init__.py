@@ -1,0 +1,1 @@
+"""Sixty units, linked; objects.json tells what each of them was."""
