@@ -4,8 +4,9 @@
 own, once undisturbed, then again and again with one injection each at a random moment. Where that ended the build, it
 is started again until there is a wheel. After every end: no process is left within two seconds, no lock is held, the
 wheelhouse shows a whole wheel or none; in the end the wheel (it holds the digest of every object) is the undisturbed
-one, and nothing lies about. Then two builds at once share the limit: two packages with two caches and with one, and
-one package twice. Results go to benchmarks/results/chaos.json; fails where anything of this is not so.
+one, and nothing lies about. Before that two builds at once share a limit: two packages with two caches and with one,
+and one package twice. With `--second`: memory taken faster than anybody can look, and the end of a build (repair,
+verify, wheelhouse). Results go to benchmarks/results/chaos.json; fails where anything of this is not so.
 
 Needs root, for a group of its own and for a small disk that can be filled. So that a start takes seconds, verify
 installs the wheel alone, without torch; `--whole` has it all, without the small disk. `--root DIR` keeps its folder.
@@ -45,6 +46,8 @@ LIMIT, LIMIT_TOGETHER = 1792 * MB, 2048 * MB
 """A GiB of these is the reserve: two of the large units do not fit at once."""
 DISK = 1536 * MB
 """Preflight wants a GiB."""
+LATE_SECONDS = 6.0
+"""About what repair, verify and the wheelhouse take; a build that ends before counts not."""
 SURVIVAL = 2.0
 """Seconds within which everything of a build must be gone after its end."""
 STARTS = 5
@@ -52,12 +55,11 @@ HUNG, EQUIPPING = 150.0, 900.0
 COMPILERS = {"g++", "cc1plus", "as", "ld", "collect2"}
 HOG = """
 import mmap, os, sys, time
+size, step, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 os.fork(); os.fork()  # each is smaller than what the kernel takes first
-for _ in range(int(sys.argv[1])):
-    block = mmap.mmap(-1, 1 << 20)
-    block.write(b"x" * (1 << 20))
-    kept = globals().setdefault("kept", []); kept.append(block)
-time.sleep(float(sys.argv[2]))
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+kept = [mmap.mmap(-1, min(step, size // 4 - at), flags) for at in range(0, size // 4, step)]
+time.sleep(seconds)
 """
 
 
@@ -294,12 +296,12 @@ class Bench:
             process = subprocess.Popen([*enter, *argv], env=self.place.env(), stdout=stdout, stderr=stderr)
         return Start(process=process, out=out, began=time.monotonic(), group=group)
 
-    def hog(self, size: int, seconds: float) -> "subprocess.Popen[bytes]":
+    def hog(self, size: int, seconds: float, *, at_once: bool) -> "subprocess.Popen[bytes]":
         """Start what takes memory in the box; compilers are the kernel's first choice before it."""
         group = self.box.path / "hog"
         group.mkdir(exist_ok=True)
         enter = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
-        words = [sys.executable, "-S", "-I", "-c", HOG, str(size // MB // 4), str(seconds)]
+        words = [sys.executable, "-S", "-I", "-c", HOG, str(size), str(size if at_once else MB), str(seconds)]
         return subprocess.Popen(["/bin/sh", "-c", enter, "hog", *words])
 
     def family(self) -> dict[str, list[int]]:
@@ -331,10 +333,11 @@ def role(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """What is done; `compiling`: when compilers are at work, else at any time. `killed`: how many the kernel took."""
+    """What is done, and when: `compiling`: while compilers are at work; `late`: from repair on; else at any time."""
 
     kind: str
     compiling: bool = False
+    late: bool = False
     disk: bool = False
 
 
@@ -349,6 +352,13 @@ KINDS = (
     *[Injection(kind="pressure", compiling=True)] * 2,
     *[Injection(kind="disk full for a moment", disk=True)] * 2,
     Injection(kind="disk full to the end", disk=True),
+)
+SECOND = (
+    *[Injection(kind="hog at once to the limit", compiling=True)] * 3,
+    *[Injection(kind="KILL front", late=True)] * 4,
+    *[Injection(kind="TERM front", late=True)] * 2,
+    *[Injection(kind="disk full for a moment", late=True, disk=True)] * 2,
+    Injection(kind="disk full to the end", late=True, disk=True),
 )
 
 
@@ -395,7 +405,7 @@ def starve(kind: str, bench: Bench, seconds: float) -> str:
     else:
         left = 300 * MB if kind == "pressure" else -100 * MB
         size = max(MB, box.limit - used - left)
-        bench.hog(size, seconds).wait()
+        bench.hog(size, seconds, at_once="at once" in kind).wait()
         while cgroups.members(box.path / "hog"):
             time.sleep(0.02)
         (box.path / "hog").rmdir()
@@ -578,6 +588,10 @@ def disturbed(bench: Bench, sound: Sound, injection: Injection, number: int, cha
     if injection.compiling:
         first_compile(bench, start)
         span *= 0.6  # the rest links, repairs and verifies
+    if injection.late:
+        while start.process.poll() is None and "==> repair" not in start.said():
+            time.sleep(0.01)
+        span = LATE_SECONDS
     deadline = time.monotonic() + chance.uniform(0.02, span)
     while time.monotonic() < deadline and start.process.poll() is None:
         time.sleep(0.01)
@@ -703,10 +717,10 @@ def line(words: list[str]) -> Never:
     wheelmill()
 
 
-def kinds(chance: random.Random, *, disk: bool) -> Iterator[Injection]:
+def kinds(of: tuple[Injection, ...], chance: random.Random, *, disk: bool) -> Iterator[Injection]:
     """Give injections without end: in every turn each kind, in a random order."""
     while True:
-        turn = [each for each in KINDS if disk or not each.disk]
+        turn = [each for each in of if disk or not each.disk]
         chance.shuffle(turn)
         yield from turn
 
@@ -714,7 +728,7 @@ def kinds(chance: random.Random, *, disk: bool) -> Iterator[Injection]:
 def all_rounds(bench: Bench, sound: Sound, options: argparse.Namespace) -> Iterator[Round]:
     """Disturb so many builds."""
     chance, number = random.Random(options.seed), 1  # noqa: S311 - chaos, no secret
-    wanted = kinds(chance, disk=bench.place.disk is not None)
+    wanted = kinds(SECOND if options.second else KINDS, chance, disk=bench.place.disk is not None)
     while number <= options.rounds:
         injection = next(wanted)
         if options.only not in injection.kind:
@@ -757,8 +771,16 @@ def main() -> int:
             result["kinds"] = dict(sorted(Counter(each.kind for each in rounds).items()))
             result["faults"] = sum(bool(each.faults) for each in rounds)
             result["rounds"] = [asdict(each) for each in rounds]
-            options.result.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            write(options.result, result, second=options.second)
     return int(any(each.faults for each in rounds) or any(each["faults"] for each in pair))
+
+
+def write(path: Path, result: dict[str, object], *, second: bool) -> None:
+    """Write what was found, or add what the second set found."""
+    with contextlib.suppress(FileNotFoundError):
+        before = json.loads(path.read_text("utf-8"))
+        result = {**before, "second": result} if second else {**result, "second": before.get("second")}
+    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 def parsed() -> argparse.Namespace:
@@ -769,6 +791,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--units", type=int, default=60)
     parser.add_argument("--only", default="", help="kinds with this in their name")
     parser.add_argument("--root", type=Path)
+    parser.add_argument("--second", action="store_true", help="the second set of injections")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--together", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--result", type=Path, default=RESULT)

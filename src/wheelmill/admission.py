@@ -336,10 +336,10 @@ class Admission:
             if entry.spent:
                 reason = (
                     f"killed for memory {entry.attempt - 1} times, the last time while it ran alone: it used "
-                    f"{gib(entry.peak)}, and {gib(room.hard_bytes)} may be used here. "
+                    f"{gib(entry.peak)}, and {gib(max(0, room.hard_bytes))} may be used here. "
                 )
             elif entry.certain > room.hard_bytes:
-                reason = f"needs {gib(entry.certain)}, and {gib(room.hard_bytes)} may be used here even by one alone. "
+                reason = f"needs {gib(entry.certain)}, and {gib(max(0, room.hard_bytes))} may be used here even by one alone. "
             else:
                 continue
             del self._waiting[lease]

@@ -621,6 +621,8 @@ def explained(
     # One that vanished was stopped with another that failed, unless there is no other.
     first = next((record for record in failed if record.exit != VANISHED), failed[0] if failed else None)
     killed = first is not None and first.exit == KILLED
+    if (first is None or first.exit == VANISHED) and was_killed(cause):
+        first, killed = None, True  # the compiles ended with it
     known = verdict.certain and not killed
     lines = compile_failure(first, others=len(failed) - 1) if first else backend_failure(cause)
     if known:
@@ -671,8 +673,15 @@ def compile_failure(record: CompileRecord, *, others: int) -> list[str]:
     return lines
 
 
+def was_killed(cause: BaseException) -> bool:
+    """Say whether SIGKILL has ended a backend, its sandbox or their guard."""
+    return isinstance(cause, CommandFailedError) and cause.returncode in {-9, KILLED}
+
+
 def backend_failure(cause: BaseException) -> list[str]:
     """Say how a backend failed of which no compile did."""
+    if was_killed(cause):
+        return ["the package's build backend was killed by signal 9: where nobody did that by hand, memory ran out"]
     first = next(iter(str(cause).splitlines()), type(cause).__name__)
     return [f"the package's build backend failed: {first[:300]}"]
 

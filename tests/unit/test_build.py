@@ -227,6 +227,18 @@ def test_a_killed_compile_is_a_matter_of_memory(tmp_path: Path) -> None:
     assert found.advice.startswith("Give fewer jobs (--max-jobs) or more memory")
 
 
+@pytest.mark.parametrize("status", [-9, 137])
+@pytest.mark.parametrize("records", [[], [-1, -1]])
+def test_a_killed_backend_is_a_matter_of_memory(tmp_path: Path, status: int, records: list[int]) -> None:
+    """It, its sandbox or their guard: the compiles that went down with it are no cause."""
+    error = pypa_build.BuildBackendException(CommandFailedError(["python"], status))
+    found = cause(tmp_path, [compile_record(exit=each) for each in records], error=error)
+    assert str(found).splitlines()[0] == (
+        "the package's build backend was killed by signal 9: where nobody did that by hand, memory ran out"
+    )
+    assert found.kind == "out-of-memory"
+
+
 def test_what_the_log_tells_is_the_cause(tmp_path: Path) -> None:
     """The first line is the cause, then the compile; kind and advice are those of the diagnosis."""
     log = ["[1/2] nvcc -c csrc/a.cu -o a.o", "fatal error: cannot write /tmp/x.s: No space left on device", "after"]
