@@ -329,6 +329,7 @@ class Admission:
     def _refused(self, room: Room) -> list[Verdict]:
         """Take out those that cannot run here even alone."""
         refused: list[Verdict] = []
+        most = gib(max(0, room.hard_bytes))
         self._queue()
         if self._certain <= room.hard_bytes and not any(entry.spent for entry in self._waiting.values()):
             return refused
@@ -336,10 +337,10 @@ class Admission:
             if entry.spent:
                 reason = (
                     f"killed for memory {entry.attempt - 1} times, the last time while it ran alone: it used "
-                    f"{gib(entry.peak)}, and {gib(max(0, room.hard_bytes))} may be used here. "
+                    f"{gib(entry.peak)}, and {most} may be used here. "
                 )
             elif entry.certain > room.hard_bytes:
-                reason = f"needs {gib(entry.certain)}, and {gib(max(0, room.hard_bytes))} may be used here even by one alone. "
+                reason = f"needs {gib(entry.certain)}, and {most} may be used here even by one alone. "
             else:
                 continue
             del self._waiting[lease]
