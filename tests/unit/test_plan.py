@@ -313,7 +313,9 @@ def test_the_paragraph_for_people(tmp_path: Path) -> None:
     assert second.startswith("  for sm_100 (")
     assert second.endswith("), no toolkit here")
     served, *rest = rest
-    assert served.startswith("  runs on: B300 (sm_103); B200 (sm_100) with CUDA 12.8, driver 570 or newer; does not run on: ")
+    assert served.startswith(
+        "  runs on: B300 (sm_103); B200 (sm_100) with CUDA 12.8, driver 570 or newer; does not run on: "
+    )
     while not rest[0].startswith("  5 translation"):
         rest = rest[1:]
     assert rest == [
