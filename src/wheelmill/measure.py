@@ -5,16 +5,15 @@ that nobody asked for get empty objects. `compile.jsonl` and the learned table s
 """
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .build import BuiltWheel, Equipment, Workplace, build_wheel
+from .build import BuiltWheel, Equipment, Workplace, build_wheel, locked, retire
 from .derivation import Derivation
-from .errors import NothingSelectedError
+from .errors import BuildFailedError, NothingSelectedError
 from .peaks import Sample, from_record, read_peaks, to_line
 from .pipeline import Fitted, Tools, equip, fetch_input, fit, patched_tree, seated
 from .records import Begun, CompileRecord
@@ -92,14 +91,18 @@ def measure(derivation: Derivation, globs: Sequence[str], tools: Tools) -> Measu
     directories.builds.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix=f"measure-{derivation.drv[:12]}-", dir=directories.builds))
     place, limits = Workplace(root=root), tools.limits()
-    try:
-        for folder in (place.out, place.tmp, place.home, place.box):
-            folder.mkdir()
-        built, equipment = compiled_units(derivation, fitted, place, globs, tools)
-    except BaseException:
-        tools.report.note(f"left for a look: {root}")
-        raise
-    shutil.rmtree(root, ignore_errors=True)
+    with locked(root):  # gc takes the rest
+        try:
+            for folder in (place.out, place.tmp, place.home, place.box):
+                folder.mkdir()
+            built, equipment = compiled_units(derivation, fitted, place, globs, tools)
+        except BuildFailedError:
+            tools.report.note(f"left for a look, until `wheelmill gc`: {root}")
+            raise
+        except BaseException:
+            retire(place)
+            raise
+        retire(place)
     units = tuple(sorted((each for each in built.records if each.cache != "link"), key=lambda each: each.source))
     if not units:
         raise NothingSelectedError(
