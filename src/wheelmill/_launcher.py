@@ -776,13 +776,13 @@ class Child:
             os._exit(128 + number)
 
     def run(
-        self, path: str, argv: "Sequence[str]", env: "Mapping[str, str]", channel: "Channel"
+        self, path: str, argv: "Sequence[str]", env: "Mapping[str, str]", channel: "Channel", *, first: bool = False
     ) -> tuple[int, float, int]:
         """Run a program to its end: the wait status, the CPU seconds of its tree, its largest member's bytes.
 
         What it leaves behind is ended with it, and all of it when the governor has gone (then raises Refusal). No
         new session: ninja ends a compile by its process group. Python ignores SIGPIPE and SIGXFSZ, a compiler must
-        not inherit that.
+        not inherit that. `first`: where memory runs out, the kernel takes it before anything else.
         """
         adopt_orphans()
         ended, wake = os.pipe()
@@ -797,6 +797,8 @@ class Child:
             raise Refusal(f"cannot run {path} ({error.strerror})") from error
         finally:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, held)
+        if first:
+            give_up_first(self.pid)
         while True:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -809,6 +811,15 @@ class Child:
         os.close(wake)
         end_tree()
         return status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def give_up_first(pid: int) -> None:
+    """Have the kernel kill a process before all others where memory runs out, if it is there still."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb") as file:
+            file.write(b"900")
+    except OSError:
+        return
 
 
 def adopt_orphans() -> None:
@@ -909,7 +920,7 @@ def gated(child: Child, env: "Mapping[str, str]", argv: "Sequence[str]") -> int:
     answer = channel.receive()
     while answer.startswith(b'{"op":"go"'):
         started = time.monotonic()
-        status, cpu, peak = child.run(env[REAL], argv, clean, channel)
+        status, cpu, peak = child.run(env[REAL], argv, clean, channel, first=True)
         wall = time.monotonic() - started
         signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         said = (number, exit_code(status), signal, b"%.3f" % wall, b"%.3f" % cpu, peak)

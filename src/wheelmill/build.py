@@ -24,6 +24,7 @@ from .derivation import Derivation
 from .diagnosis import Diagnosis, diagnose
 from .environment import BuildEnvironment, BuildPaths, BuildSettings, build_variables
 from .errors import (
+    NO_ROOM,
     BuildFailedError,
     CommandFailedError,
     EnvironmentUnfitError,
@@ -32,6 +33,7 @@ from .errors import (
     OccupiedError,
     ResourcesError,
     WheelmillError,
+    of_system,
 )
 from .governor import Governor, State
 from .plan import spell_seconds
@@ -170,6 +172,8 @@ def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workp
             advice=f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.",
         ) from None
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise of_system(error, cache=place.root) from error
         raise EnvironmentUnfitError(
             f"cannot write to {place.root}: {error.strerror}", advice="Give a writable folder: --cache DIR."
         ) from error

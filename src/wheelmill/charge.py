@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from .cgroups import Group
@@ -12,7 +11,6 @@ from .peaks import Sample, Unit
 from .records import Course, How, real, settled
 
 NICE = 10
-OOM_SCORE = 900
 
 
 class Charge:
@@ -113,11 +111,9 @@ class Settled:
 
 
 def humble(pid: int) -> None:
-    """Let everything else on the machine go first, and the kernel take a compiler before anything else.
+    """Let everything else on the machine go first; what the gate starts inherits that.
 
-    What the gate starts inherits both.
+    Its oom_score_adj the compiler itself raises (gate.c): the kernel was seen to kill a gate of 8 kB that had it, too.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, NICE)
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), "ascii")

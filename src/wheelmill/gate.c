@@ -3,8 +3,7 @@
      gate COMPILER WORDS...                               ccache's prefix: a lease, then WHEELMILL_REAL
      gate --cached FD N FILE... CCACHE COMPILER WORDS...  in the launcher's place: ccache, then `end` by FD
      gate --bare FD N FILE... COMPILER WORDS...           both in one, without a cache
-   FD is the launcher's connection; the N files are removed afterwards. No session or process group of our own, as
-   ninja ends a compile by its group. */
+   FD is the launcher's connection, the N files go afterwards. No process group of our own: ninja ends one by it. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -101,9 +100,10 @@ static int run(const char *program, char **argv, int governor, struct rusage *us
     sigprocmask(SIG_SETMASK, &blocked, NULL);
     pid_t started = fork();
     if (started == 0) {
-        signal(SIGPIPE, SIG_DFL);
-        signal(SIGXFSZ, SIG_DFL); /* Python, which we once were, ignores it */
+        signal(SIGPIPE, SIG_DFL), signal(SIGXFSZ, SIG_DFL); /* Python, which we once were, ignores both */
         sigprocmask(SIG_SETMASK, &inherited, NULL);
+        if (program == real && (status = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC)) >= 0)
+            dprintf(status, "900"); /* the kernel takes a compiler before anything else, its gate not */
         execve(program, argv, environ);
     }
     if (started <= 0)

@@ -237,6 +237,24 @@ def test_a_compiler_starts_as_if_it_were_called_by_hand(ways: Bench) -> None:
     assert (ways.root / "open").read_text().count("socket:") == 1  # the lease
 
 
+def test_the_kernel_takes_the_compiler_first(ways: Bench) -> None:
+    """Where memory runs out: the compiler and what it starts, and neither its gate nor ccache."""
+    ways.behave(
+        'cat /proc/self/oom_score_adj > score; up=$PPID; while [ "$up" -gt 1 ]; do\n'
+        "  echo $(cat /proc/$up/comm) $(cat /proc/$up/oom_score_adj) >> scores\n"
+        "  up=$(sed 's/.*) //' /proc/$up/stat | cut -d' ' -f2); done\n"
+        'sleep 0.1; cat /proc/self/oom_score_adj > score; exec gcc "$@"'
+    )
+    own = Path("/proc/self/oom_score_adj").read_text()
+    with ways.governed(BEGUN, GO, EXIT, EXIT):
+        assert ways.compile()[0] == 0
+
+    assert (ways.root / "score").read_text() == "900\n"
+    above = [line.rsplit(" ", 1)[1] for line in (ways.root / "scores").read_text().splitlines()]
+    assert len(above) > 2
+    assert set(above) <= {own.strip(), "0"}
+
+
 def test_no_interpreter_waits(tmp_path: Path, program: Path) -> None:
     """While a compile waits for its lease, gate.c stands in the launcher's place."""
     bench = Bench(tmp_path, program)

@@ -1,5 +1,6 @@
 """Building: one at a time, every cause named, progress told."""
 
+import errno
 import io
 import json
 import os
@@ -98,6 +99,20 @@ def test_one_derivation_is_built_once_at_a_time(derivation: Derivation, director
     assert caught.value.advice == (f"Follow it: `tail -f {place.log}`; the wheel will be in that process's wheelhouse.")
     with occupied(derivation, directories):
         pass
+
+
+def test_a_cache_without_room(
+    derivation: Derivation, directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full before anything starts is named as that."""
+
+    def full(root: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+
+    monkeypatch.setattr(build, "locked", full)
+    with pytest.raises(DiskFullError) as caught, occupied(derivation, directories):
+        pass
+    assert str(caught.value) == f"no room left on the disk of {directories.builds / derivation.drv[:20]}"
 
 
 def test_a_cache_that_cannot_be_written(derivation: Derivation, directories: Directories) -> None:
