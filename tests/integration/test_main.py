@@ -12,13 +12,13 @@ pytestmark = pytest.mark.integration
 
 SLOW = """
 import sys, time
-from wheelmill import __main__, cli
+from wheelmill import __main__
 def slow(words):
     print("up", file=sys.stderr, flush=True)
     time.sleep(float(words[0]))
     print("done")
     return 0
-cli.main = slow
+__main__.run = slow
 __main__.main()
 """
 """The program with a command line that only waits."""
