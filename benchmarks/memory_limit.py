@@ -8,8 +8,8 @@ cores, sum of CPU seconds x peak / capacity, longest unit), with the limit less 
 nothing else on the machine.
 
 `python benchmarks/memory_limit.py whole WHEEL.build.json` writes benchmarks/results/flash-attn-10GiB.json from the
-record of a wheel that was built inside such a limit, over as many starts as it took:
-`wheelmill build flash-attn --stack cu130 --max-jobs 128`.
+record of a wheel that was built inside such a limit, over as many starts as it took, or from the compile.jsonl of a
+build that is not done: `wheelmill build flash-attn --stack cu130 --max-jobs 128`.
 """
 
 import argparse
@@ -98,17 +98,39 @@ def run_set(limit: int, jobs: int) -> int:
 
 
 def write_whole(record: Path) -> int:
-    """Summarise a wheel's build record: its units, whichever start compiled them."""
-    built = json.loads(record.read_text("utf-8"))
-    units = [unit for unit in built["units"] if unit["cache"] != "link"]
+    """Summarise a wheel's build record, or what a build that is not done yet has compiled, in whichever start."""
+    if record.suffix == ".jsonl":
+        built: dict[str, Any] = {"complete": False, "name": "flash-attn", "version": "2.8.3"}
+        made: dict[str, dict[str, Any]] = {}
+        for line in record.read_text("utf-8").splitlines():
+            unit = json.loads(line)
+            if unit["exit"] == 0 and not (unit["cache"] == "hit" and unit["source"] in made):
+                made[unit["source"]] = unit
+        units = [unit for unit in made.values() if unit["cache"] != "link"]
+    else:
+        whole = json.loads(record.read_text("utf-8"))
+        names = ("name", "version", "drv", "wheel", "sha256", "size")
+        built = {"complete": True, **{name: whole[name] for name in names}}
+        units = [unit for unit in whole["units"] if unit["cache"] != "link"]
+    shown = (
+        "source",
+        "archs_used",
+        "cache",
+        "wall_s",
+        "cpu_s",
+        "peak_bytes",
+        "peak_rss_bytes",
+        "reserved_bytes",
+        "attempt",
+    )
     result = {
         **machine(os.getloadavg()),
-        **{name: built[name] for name in ("name", "version", "drv", "wheel", "sha256", "size")},
+        **built,
         "units_count": len(units),
         "cpu_seconds": round(sum(unit["cpu_s"] for unit in units), 1),
         "peak_bytes": max(unit["peak_bytes"] or unit["peak_rss_bytes"] for unit in units),
         "retries": sum(unit["attempt"] - 1 for unit in units),
-        "units": sorted(units, key=lambda unit: unit["source"]),
+        "units": [{name: unit[name] for name in shown} for unit in sorted(units, key=lambda unit: unit["source"])],
     }
     write("flash-attn-10GiB.json", result)
     return 0
