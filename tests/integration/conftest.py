@@ -14,10 +14,14 @@ TOOLKIT = "cuda-toolkit[nvcc,cccl,crt,nvvm,cudart]==13.0.2"
 
 @pytest.fixture(scope="session")
 def test_cache(pytestconfig: pytest.Config) -> Path:
-    """Give the directory that outlives a test run: WHEELMILL_TEST_CACHE, else pytest's own."""
+    """Give the directory that outlives a test run: WHEELMILL_TEST_CACHE, else pytest's own.
+
+    One for each process of the run: tests empty its object cache, and a second start of a build would follow the first.
+    """
     named = os.environ.get("WHEELMILL_TEST_CACHE")
     assert pytestconfig.cache is not None
     directory = Path(named) if named else pytestconfig.cache.mkdir("wheelmill")
+    directory /= os.environ.get("PYTEST_XDIST_WORKER", "")
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
 
