@@ -181,6 +181,7 @@ def occupied(derivation: Derivation, directories: Directories) -> Iterator[Workp
         # What a build leaves may be a program with the set-user-id bit: nobody else may get at it.
         place.root.chmod(0o700)
         clear(place)  # of a start that was killed
+        sweep(place.root.parent)
         place.box.mkdir(exist_ok=True)
         try:
             with tenancy(place.root, tenant_of(derivation.name, derivation.full_version, derivation.drv)):
@@ -216,6 +217,12 @@ def retire(place: Workplace) -> None:
     gone = place.root.with_name(f".{place.root.name}.{os.getpid()}")
     place.root.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def sweep(builds: Path) -> None:
+    """Remove what builds that were killed while they retired have left; where one is at that still, it is helped."""
+    for gone in builds.glob(".*.*"):
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def clear(place: Workplace) -> None:

@@ -101,6 +101,14 @@ def test_one_derivation_is_built_once_at_a_time(derivation: Derivation, director
         pass
 
 
+def test_what_a_killed_build_was_about_to_remove_goes(derivation: Derivation, directories: Directories) -> None:
+    """A build that is killed after its wheel was entered leaves its workplace under another name."""
+    gone = directories.builds / f".{'0' * 20}.4711"
+    (gone / "source").mkdir(parents=True)
+    with occupied(derivation, directories) as place:
+        assert sorted(directories.builds.iterdir()) == [place.root]
+
+
 def test_a_cache_without_room(
     derivation: Derivation, directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
