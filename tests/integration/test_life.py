@@ -213,7 +213,7 @@ def test_ctrl_c_in_a_terminal(yard: Yard) -> None:
     yard.at_work(front, done=3)
     started = time.monotonic()
     os.write(front.master, b"\x03")
-    assert front.process.wait(timeout=20) == 130
+    assert front.process.wait(timeout=60) == 130
     assert time.monotonic() - started < 3
     yard.nothing_is_left(front)
     again = yard.start("build", "slow")
@@ -249,7 +249,7 @@ def test_no_detach_ends_with_its_reader(yard: Yard) -> None:
     yard.at_work(front)
     front.process.stdout.close()
     front.process.stderr.close()
-    assert front.process.wait(timeout=20) == 130
+    assert front.process.wait(timeout=60) == 130
     yard.nothing_is_left(front)
 
 
@@ -260,7 +260,7 @@ def test_no_detach_ends_with_its_terminal(yard: Yard) -> None:
     yard.at_work(front)
     os.close(front.master)
     front.master = -1
-    assert front.process.wait(timeout=20) == 130
+    assert front.process.wait(timeout=60) == 130
     yard.nothing_is_left(front)
 
 
@@ -288,7 +288,7 @@ def test_without_listeners_a_build_goes_on(yard: Yard, *, terminal: bool) -> Non
     assert "its terminal is gone" in yard.run("ps").stdout
     log = yard.run("log", "--follow")
     assert "the slow build has ended" in log.stdout
-    assert front.process.wait(timeout=20) == 1
+    assert front.process.wait(timeout=60) == 1
     yard.nothing_is_left(front)
     assert "the slow build has ended" in yard.run("log", "slow").stdout
 
